@@ -1,0 +1,28 @@
+# Everything a fresh clone needs: python3, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format clean
+
+demo: .venv/ready  ## compare four methods on digits: a table and a picture
+	$(BIN)/python examples/digits.py
+
+test: .venv/ready  ## all tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: .venv/ready  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv runs

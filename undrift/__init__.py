@@ -1,0 +1,52 @@
+"""Undrift: federated optimisation on heterogeneous clients."""
+
+from undrift.algorithms import *  # noqa: F403
+from undrift.algorithms import __all__ as _methods
+from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
+from undrift.data.partition import IID, Dirichlet
+from undrift.errors import ClientFailure, Diverged, InvalidInput
+from undrift.hyper import algorithm, hyper, method
+from undrift.local import Geometric, Local
+from undrift.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
+from undrift.problems.model import ModelProblem, federate
+from undrift.problems.quadratic import Quadratic
+from undrift.problems.synthetic import Synthetic
+from undrift.run import Result, Round, State, rounds, run
+from undrift.work import Work
+
+__version__ = "0.1.0"
+
+__all__ = [
+    *_methods,
+    "Algorithm",
+    "Bernoulli",
+    "ClientFailure",
+    "Cohort",
+    "Cyclic",
+    "Dirichlet",
+    "Diverged",
+    "Everyone",
+    "Exchange",
+    "Fixed",
+    "Geometric",
+    "IID",
+    "InvalidInput",
+    "Local",
+    "ModelProblem",
+    "Quadratic",
+    "Result",
+    "Round",
+    "State",
+    "Synthetic",
+    "Uniform",
+    "Weighted",
+    "Work",
+    "algorithm",
+    "federate",
+    "hyper",
+    "method",
+    "nbytes",
+    "record",
+    "rounds",
+    "run",
+]

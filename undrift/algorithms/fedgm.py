@@ -1,0 +1,230 @@
+"""FedGM: general server momentum, its named special cases, and its multistage form.
+
+Sun, Wu, Zhang, Rush, Hu, Wu, "On the Role of Server Momentum in Federated Learning", AAAI 2024, eqs. (2)-(3), Alg. 1-3.
+
+    Delta = mean_i (x - y_i)                            clients run FedAvg's local steps
+    d  <- (1 - beta) Delta + beta d                     d = 0 at the start
+    x  <- x - eta [ (1 - nu) Delta + nu d ]
+
+It is QHM (Ma & Yarats, ICLR 2019) on the pseudo-gradient Delta; the special cases below are their conversions, each
+tested against its own form.  beta is the decay of a *dampened* average: Hsu's FedAvgM(lr, beta) is undampened, and
+equal to ours with eta = lr / (1 - beta).  For SNV and its relatives the server's model is the point where gradients are
+taken.  Multistage: eta falls and beta rises from stage to stage such that
+
+    W1 = eta_s beta_s nu_s / (1 - beta_s)   and   W2 = T_s eta_s   are the same in every stage;  d is carried over.
+"""
+
+from math import sqrt
+from typing import NamedTuple
+
+from undrift.algorithms.fedavg import Up, local_sgd, send_model, stateless
+from undrift.core import Cohort, Vec, record
+from undrift.errors import InvalidInput
+from undrift.hyper import algorithm, check_value, hyper, special_case
+
+SUN = "Sun et al. 2024"
+
+
+@record
+class Server:
+    x: Vec
+    d: Vec
+
+
+def qhm(server: Server, delta: Vec, eta: float, beta: float, nu: float) -> Server:
+    d = (1 - beta) * delta + beta * server.d
+    return Server(server.x - eta * ((1 - nu) * delta + nu * d), d)
+
+
+@algorithm("fedgm", SUN, local_momentum=True)
+class FedGM:
+    """Server momentum with a free mixture of pseudo-gradient (1 - nu) and momentum (nu)."""
+
+    eta: float = hyper(default=1.0, within="[0, inf)")
+    beta: float = hyper(default=0.9, within="[0, 1)")
+    nu: float = hyper(default=0.9, within="(-inf, inf)")
+
+    client, send, local = stateless, send_model, local_sgd
+
+    def server(self, x: Vec) -> Server:
+        return Server(x, d=0 * x)
+
+    def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
+        return qhm(server, mean.delta, self.eta, self.beta, self.nu)
+
+
+class Stage(NamedTuple):
+    eta: float
+    beta: float
+    nu: float
+    rounds: int
+
+
+@algorithm("multistage-fedgm", SUN, local_momentum=True)
+class MultistageFedGM:
+    """FedGM in stages.  Give the step sizes eta, the total number of rounds T, and beta and nu of the first stage; the
+    lengths T_s and the betas follow from the constraint.  If betas or lengths are given they must satisfy it.
+
+    >>> [stage.rounds for stage in MultistageFedGM(eta=(2.0, 1.0, 0.5), T=1001, beta=0.7).stages]
+    [143, 286, 572]
+    """
+
+    eta: tuple[float, ...] = (2.0, 1.0, 0.5)
+    T: int = hyper(default=1001, within="[1, inf)")
+    beta: float = hyper(default=0.7, within="[0, 1)")
+    nu: float = hyper(default=0.9, within="[0, 1]")
+    betas: tuple[float, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+
+    client, send, local = stateless, send_model, local_sgd
+
+    def __post_init__(self) -> None:
+        _check_stages(self.stages, given=self)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """eta, beta, nu and number of rounds of every stage."""
+        betas = self.betas or multistage_betas(self.eta, self.beta, self.nu)
+        lengths = self.lengths or multistage_lengths(self.eta, self.T)
+        if not len(betas) == len(lengths) == len(self.eta):
+            raise InvalidInput(
+                f"multistage-fedgm: {len(self.eta)} step sizes, {len(betas)} betas and "
+                f"{len(lengths)} lengths: give one of each for every stage"
+            )
+        nus = [self.nu] * len(self.eta)
+        return tuple(Stage(*each) for each in zip(self.eta, betas, nus, lengths, strict=True))
+
+    def check(self, N: int, rounds: int) -> None:
+        covered = sum(stage.rounds for stage in self.stages)
+        if rounds > covered:
+            raise InvalidInput(
+                f"multistage-fedgm: the stages cover {covered} rounds, the run has {rounds}"
+            )
+
+    def server(self, x: Vec) -> Server:
+        return Server(x, d=0 * x)
+
+    def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
+        end = 0
+        for eta, beta, nu, rounds in self.stages:
+            end += rounds
+            if cohort.round <= end:
+                return qhm(server, mean.delta, eta, beta, nu)
+        raise InvalidInput(f"multistage-fedgm: round {cohort.round} is after the last stage")
+
+
+def multistage_betas(eta: tuple[float, ...], beta: float, nu: float) -> tuple[float, ...]:
+    """The betas that keep W1 as it is in the first stage: beta_s = W1 / (W1 + eta_s nu)."""
+    W1 = eta[0] * beta * nu / (1 - beta)
+    return tuple(W1 / (W1 + eta_s * nu) if W1 else beta for eta_s in eta)
+
+
+def multistage_lengths(eta: tuple[float, ...], T: int) -> tuple[int, ...]:
+    """The lengths that keep W2 = T_s eta_s, rounded so that they sum to T."""
+    W2 = T / sum(1 / eta_s for eta_s in eta)
+    ends = [round(W2 * sum(1 / e for e in eta[: s + 1])) for s in range(len(eta))]
+    return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+
+
+def _check_stages(stages: tuple[Stage, ...], given: MultistageFedGM) -> None:
+    """Explain what breaks the constraint, and what would satisfy it."""
+    name = "multistage-fedgm"
+    for stage in stages:
+        check_value(name, "eta", stage.eta, float, within="(0, inf)")
+        check_value(name, "beta", stage.beta, float, within="[0, 1)")
+        check_value(name, "a stage's length", stage.rounds, int, within="[1, inf)")
+    eta, beta = given.eta, [stage.beta for stage in stages]
+    if list(eta) != sorted(eta, reverse=True):
+        raise InvalidInput(f"{name}: eta must not rise from stage to stage, got {eta}")
+    if beta != sorted(beta):
+        raise InvalidInput(f"{name}: beta must not fall from stage to stage, got {tuple(beta)}")
+    W1 = [s.eta * s.beta * s.nu / (1 - s.beta) for s in stages]
+    if max(W1) - min(W1) > 1e-3 * max(W1):
+        right = ", ".join(f"{b:.4g}" for b in multistage_betas(eta, beta[0], given.nu))
+        got = ", ".join(f"{w:.4g}" for w in W1)
+        raise InvalidInput(
+            f"{name}: W1 = eta beta nu / (1 - beta) must be the same in every stage, got {got}; "
+            f"with beta = {beta[0]} in the first stage the betas are {right}"
+        )
+    right = multistage_lengths(eta, sum(s.rounds for s in stages))
+    if any(abs(s.rounds - T_s) > 1 for s, T_s in zip(stages, right, strict=True)):
+        got = ", ".join(f"{s.rounds * s.eta:.4g}" for s in stages)
+        raise InvalidInput(
+            f"{name}: W2 = T_s eta_s must be the same in every stage, got {got}; "
+            f"for {sum(right)} rounds in all the lengths are {right}"
+        )
+
+
+# The special cases by name.
+
+
+@special_case("fedavgm", SUN + ", Hsu et al. 2019", FedGM)
+def FedAvgM(eta: float = 1.0, beta: float = 0.9, dampened: bool = True) -> FedGM:
+    """Heavy ball: d <- (1 - beta) Delta + beta d, x <- x - eta d; undampened (Hsu): v <- Delta + beta v, x <- x - eta v."""
+    check_value("fedavgm", "beta", beta, float, within="[0, 1)")
+    return FedGM(eta if dampened else eta / (1 - beta), beta, nu=1.0)
+
+
+@special_case("fednag", SUN, FedGM)
+def FedNAG(eta: float = 1.0, beta: float = 0.9, dampened: bool = True) -> FedGM:
+    """Nesterov: nu = beta.  Undampened, it is PyTorch's: v <- Delta + beta v, x <- x - eta (Delta + beta v)."""
+    check_value("fednag", "beta", beta, float, within="[0, 1)")
+    return FedGM(eta if dampened else eta / (1 - beta), beta, nu=beta)
+
+
+@special_case("snv", "Lessard et al. 2016", FedGM)
+def SNV(alpha: float, b1: float, b2: float) -> FedGM:
+    """Synthesised Nesterov: z+ = z - alpha Delta(y) + b1 (z - z-), y = z + b2 (z - z-)."""
+    check_value("snv", "b1", b1, float, within="(0, 1)")
+    return FedGM(alpha / (1 - b1), b1, nu=1 - (1 - b1) * b2 / b1)
+
+
+@special_case("triple-momentum", "Van Scoy et al. 2018", FedGM)
+def TripleMomentum(L: float, mu: float) -> FedGM:
+    """SNV tuned for functions with curvature between mu and L (of the map x -> Delta)."""
+    check_value("triple-momentum", "mu", mu, float, within=f"(0, {L})")
+    rho = 1 - sqrt(mu / L)
+    return SNV((1 + rho) / L, rho**2 / (2 - rho), rho**2 / ((1 + rho) * (2 - rho)))
+
+
+@special_case("robust-momentum", "Cyrus et al. 2018", FedGM)
+def RobustMomentum(L: float, kappa: float, rho: float) -> FedGM:
+    """SNV with a rate rho between 1 - 1/sqrt(kappa) (fast) and 1 - 1/kappa (robust)."""
+    check_value("robust-momentum", "kappa", kappa, float, within="(1, inf)")
+    low, high = 1 - 1 / sqrt(kappa), 1 - 1 / kappa
+    check_value("robust-momentum", "rho", rho, float, within=f"[{low}, {high}]")
+    alpha = kappa * (1 - rho) ** 2 * (1 + rho) / L
+    return SNV(
+        alpha,
+        b1=kappa * rho**3 / (kappa - 1),
+        b2=rho**3 / ((kappa - 1) * (1 - rho) ** 2 * (1 + rho)),
+    )
+
+
+@special_case("pid", "Recht 2018, Ma & Yarats 2019", FedGM)
+def PID(k_P: float, k_I: float, k_D: float) -> FedGM:
+    """x = x0 - k_P Delta - k_I sum(Delta) - k_D D, D the difference of Deltas filtered with k_D / (k_D - k_P)."""
+    check_value("pid", "k_I", k_I, float, within="(0, inf)")
+    check_value("pid", "k_D", k_D, float, within="(0, inf)")
+    check_value("pid", "k_P", k_P, float, within="(-inf, 0)")
+    return FedGM(k_I, k_D / (k_D - k_P), nu=k_P**2 / (k_I * k_D))
+
+
+@special_case("pid-an", "An et al. 2018", FedGM)
+def PIDAn(r: float, b: float, K_d: float) -> FedGM:
+    """V <- b V + r Delta, D <- b D + (1 - b)(Delta - Delta-), x <- x - V - K_d D."""
+    check_value("pid-an", "r", r, float, within="(0, inf)")
+    check_value("pid-an", "b", b, float, within="(0, 1)")
+    return FedGM(r / (1 - b), b, nu=1 - K_d * (1 - b) ** 2 / (b * r))
+
+
+@special_case("asgd", "Kidambi et al. 2018", FedGM)
+def ASGD(delta: float, kappa: float, xi: float, eps: float = 0.7) -> FedGM:
+    """A long step into a running average, a short step, and a mixture of the two."""
+    check_value("asgd", "kappa", kappa, float, within="[1, inf)")
+    check_value("asgd", "xi", xi, float, within=f"(0, {kappa / eps**2}]")
+    return FedGM(
+        eta=delta * eps * (1 + xi) / (1 + eps),
+        beta=(kappa - eps**2 * xi) / (kappa + eps * xi),
+        nu=(eps * xi - 1) / (eps * (1 + xi)),
+    )

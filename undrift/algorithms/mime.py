@@ -1,0 +1,162 @@
+"""Mime and MimeLite: a centralised optimiser's state, frozen during local steps.
+
+Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, NeurIPS 2021.  (Our reading, confirmed with fedjax.)
+
+    c   = mean_i grad f_i(x)                                    full local gradients
+    g   = grad F_i(y; xi) - grad F_i(x; xi) + c                 Mime, same minibatch;   MimeLite: grad F_i(y; xi)
+    y  <- y - eta U(g; s)                                       K times from y = x, s frozen
+    x  <- x - server_lr mean_i (x - y_i),      s <- V(c; s)
+
+    sgd    U = g
+    sgdm   U = (1 - beta) g + beta m;                           m <- beta m + (1 - beta) c
+    adam   U = mh / (sqrt(vh) + eps),  mh = (beta m + (1 - beta) g) / (1 - beta^t),
+                                       vh = (beta2 v + (1 - beta2) g^2) / (1 - beta2^t);    m, v <- with c in place of g
+
+Mime needs c before its local steps: two exchanges a round with the same clients.  MimeLite sends it with its result.
+Momentum is dampened, as in the paper; PyTorch's undampened form is the same with eta / (1 - beta).
+"""
+
+from typing import Any
+
+from undrift.algorithms.fedavg import stateless
+from undrift.core import Cohort, Exchange, Vec, record, usual
+from undrift.hyper import algorithm, hyper
+from undrift.work import Work
+
+KARIMIREDDY = "Karimireddy et al. 2021"
+
+
+@record
+class Server:
+    x: Vec
+    m: Vec | None
+    v: Vec | None
+    c: Vec | None
+
+
+@record
+class Model:
+    x: Vec
+
+
+@record
+class Down:
+    x: Vec
+    m: Vec | None
+    v: Vec | None
+    c: Vec | None
+
+
+@record
+class Gradient:
+    c: Vec
+
+
+@record
+class Up:
+    delta: Vec
+
+
+@record
+class LiteUp:
+    delta: Vec
+    c: Vec
+
+
+def first(x: Vec, opt: str) -> Server:
+    return Server(x, None if opt == "sgd" else 0 * x, 0 * x if opt == "adam" else None, None)
+
+
+def U(self: "Mime | MimeLite", g: Vec, down: Any, t: int) -> Vec:
+    """The optimiser's direction with its state frozen."""
+    if self.opt == "sgd":
+        return g
+    m = (1 - self.beta) * g + self.beta * down.m
+    if self.opt == "sgdm":
+        return m
+    v = (1 - self.beta2) * g**2 + self.beta2 * down.v
+    return m / (1 - self.beta**t) / ((v / (1 - self.beta2**t)) ** 0.5 + self.eps)
+
+
+def V(self: "Mime | MimeLite", server: Server, c: Vec) -> tuple[Vec | None, Vec | None]:
+    """The optimiser's state after a round."""
+    m, v = server.m, server.v
+    if m is not None:
+        m = self.beta * m + (1 - self.beta) * c
+    if v is not None:
+        v = self.beta2 * v + (1 - self.beta2) * c**2
+    return m, v
+
+
+@algorithm("mime", KARIMIREDDY, reading=True)
+class Mime:
+    """Local steps that imitate the centralised optimiser, corrected as in SVRG."""
+
+    opt: str = hyper(default="sgd", among=("sgd", "sgdm", "adam"))
+    beta: float = hyper(default=0.9, within="[0, 1)")
+    beta2: float = hyper(default=0.99, within="[0, 1)")
+    eps: float = hyper(default=1e-3, within="(0, inf)")
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
+
+    client = stateless
+
+    def server(self, x: Vec) -> Server:
+        return first(x, self.opt)
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        gradient = Exchange(self.send_x, self.gradient, self.keep)
+        return (gradient, usual(self)) if t > 0 else ()
+
+    def send_x(self, server: Server) -> Model:
+        return Model(server.x)
+
+    def gradient(self, down: Model, client: None, work: Work) -> tuple[Gradient, None]:
+        return Gradient(work.full_grad(down.x)), None
+
+    def keep(self, server: Server, mean: Gradient, cohort: Cohort) -> Server:
+        return Server(server.x, server.m, server.v, mean.c)
+
+    def send(self, server: Server) -> Down:
+        return Down(server.x, server.m, server.v, server.c)
+
+    def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
+        def step(y: Vec) -> Vec:
+            g = work.grad(y) - work.grad(down.x) + down.c
+            return y - work.lr * U(self, g, down, work.t)
+
+        return Up(down.x - work.loop(step, down.x)), None
+
+    def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
+        assert server.c is not None
+        m, v = V(self, server, server.c)
+        return Server(server.x - self.server_lr * mean.delta, m, v, None)
+
+
+@algorithm("mimelite", KARIMIREDDY, reading=True)
+class MimeLite:
+    """Mime without the correction of local gradients: one exchange a round."""
+
+    opt: str = hyper(default="sgd", among=("sgd", "sgdm", "adam"))
+    beta: float = hyper(default=0.9, within="[0, 1)")
+    beta2: float = hyper(default=0.99, within="[0, 1)")
+    eps: float = hyper(default=1e-3, within="(0, inf)")
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
+
+    client = stateless
+
+    def server(self, x: Vec) -> Server:
+        return first(x, self.opt)
+
+    def send(self, server: Server) -> Down:
+        return Down(server.x, server.m, server.v, None)
+
+    def local(self, down: Down, client: None, work: Work) -> tuple[LiteUp, None]:
+        def step(y: Vec) -> Vec:
+            return y - work.lr * U(self, work.grad(y), down, work.t)
+
+        y = work.loop(step, down.x)
+        return LiteUp(down.x - y, work.full_grad(down.x)), None
+
+    def update(self, server: Server, mean: LiteUp, cohort: Cohort) -> Server:
+        m, v = V(self, server, mean.c)
+        return Server(server.x - self.server_lr * mean.delta, m, v, None)

@@ -1,0 +1,274 @@
+"""FedAvg-M (= FedCM), SCAFFOLD-M and their variance-reduced forms.
+
+Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024
+(arXiv:2306.16504), Algorithms 1-4.  FedCM: Xu, Wang, Wang, Yao, 2021.
+
+    g_k   = beta grad F_i(y; xi) + (1 - beta) g                                            FedAvg-M
+            beta (grad F_i(y; xi) - c_i + c) + (1 - beta) g                                SCAFFOLD-M
+            grad F_i(y; xi) + (1 - beta)(g - grad F_i(x-; xi))                             FedAvg-M-VR
+            grad F_i(y; xi) - beta (c_i - c) + (1 - beta)(g - grad F_i(x-; xi))            SCAFFOLD-M-VR
+    y    <- y - eta g_k                                     K times from y = x;  x- is the server's model a round ago
+    c_i+  = mean_k grad F_i(y_k; xi_k),      c <- c + (S/N) mean_i (c_i+ - c_i)
+    g    <- mean_i mean_k g_k,               x <- x - gamma g
+
+beta weighs the *fresh* gradient (beta = 1: FedAvg, SCAFFOLD), as FedCM's alpha does and unlike GHBM's beta.  gamma
+defaults to eta K, plain averaging.  The paper writes the new g as (x - y)/(eta K); we average the directions themselves,
+which is the same and allows eta = 0 and unequal K.  `reparametrised` is the paper's other form, with eta^ = beta eta and
+g^ = g / beta: no beta before the fresh gradient.  B minibatches at x0 fill g or c_i in a first contact with all clients
+(the VR forms need it; their theorems and SCAFFOLD-M's assume it).
+
+SCAFFOLD-M sends h = beta c + (1 - beta) g in place of two vectors, and up only c_i+ - c_i, from which the server has
+g+ = h + beta mean_i (c_i+ - c_i): the same iterates for 3 vectors a visit in place of the paper's 5.
+"""
+
+from undrift.algorithms.fedavg import stateless
+from undrift.algorithms.scaffold import Client, Contact, mean_gradient
+from undrift.core import Cohort, Exchange, Vec, first_contact, record
+from undrift.hyper import algorithm, check_value, hyper, special_case
+from undrift.work import Work
+
+CHENG = "Cheng et al. 2024"
+
+
+def gamma_of(gamma: float | None, cohort: Cohort) -> float:
+    return cohort.lr * cohort.K if gamma is None else gamma
+
+
+@record
+class FedAvgMServer:
+    x: Vec
+    g: Vec
+
+
+@record
+class FedAvgMDown:
+    x: Vec
+    g: Vec
+
+
+@record
+class Direction:
+    g: Vec
+
+
+@algorithm("fedavg-m", CHENG)
+class FedAvg_M:
+    """FedAvg whose local steps follow the last round's mean direction: less drift at the same speed."""
+
+    beta: float = hyper(default=0.1, within="(0, 1]")
+    gamma: float | None = hyper(default=None, within="[0, inf)")
+    reparametrised: bool = hyper(default=False, among=(False, True))
+
+    client = stateless
+
+    def server(self, x: Vec) -> FedAvgMServer:
+        return FedAvgMServer(x, g=0 * x)
+
+    def send(self, server: FedAvgMServer) -> FedAvgMDown:
+        return FedAvgMDown(server.x, server.g)
+
+    def local(self, down: FedAvgMDown, client: None, work: Work) -> tuple[Direction, None]:
+        fresh = 1 if self.reparametrised else self.beta
+
+        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
+            g = fresh * work.grad(y) + (1 - self.beta) * down.g
+            return y - work.lr * g, total + g
+
+        y, total = work.loop(step, down.x, 0 * down.x)
+        return Direction(total / work.K), None
+
+    def update(self, server: FedAvgMServer, mean: Direction, cohort: Cohort) -> FedAvgMServer:
+        return FedAvgMServer(server.x - gamma_of(self.gamma, cohort) * mean.g, mean.g)
+
+
+@record
+class ScaffoldMServer:
+    x: Vec
+    g: Vec
+    c: Vec
+
+
+@record
+class ScaffoldMDown:
+    x: Vec
+    h: Vec
+
+
+@record
+class Correction:
+    dc: Vec
+
+
+@algorithm("scaffold-m", CHENG)
+class ScaffoldM:
+    """SCAFFOLD with momentum: exact under any heterogeneity, faster with few clients a round."""
+
+    beta: float = hyper(default=0.1, within="(0, 1]")
+    gamma: float | None = hyper(default=None, within="[0, inf)")
+    B: int = hyper(default=0, within="[0, inf)")
+    reparametrised: bool = hyper(default=False, among=(False, True))
+
+    @property
+    def fresh(self) -> float:
+        return 1.0 if self.reparametrised else self.beta
+
+    def server(self, x: Vec) -> ScaffoldMServer:
+        return ScaffoldMServer(x, g=0 * x, c=0 * x)
+
+    def client(self, x: Vec) -> Client:
+        return Client(c=0 * x)
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        return first_contact(self, t, wanted=self.B > 0)
+
+    def contact(self, down: ScaffoldMDown, client: Client, work: Work) -> tuple[Contact, Client]:
+        c = mean_gradient(down.x, self.B, work)
+        return Contact(c), Client(c)
+
+    def begin(self, server: ScaffoldMServer, mean: Contact, cohort: Cohort) -> ScaffoldMServer:
+        return ScaffoldMServer(server.x, server.g, mean.c)
+
+    def send(self, server: ScaffoldMServer) -> ScaffoldMDown:
+        return ScaffoldMDown(server.x, h=self.fresh * server.c + (1 - self.beta) * server.g)
+
+    def local(self, down: ScaffoldMDown, client: Client, work: Work) -> tuple[Correction, Client]:
+        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
+            g = work.grad(y)
+            return y - work.lr * (self.fresh * (g - client.c) + down.h), total + g
+
+        y, total = work.loop(step, down.x, 0 * down.x)
+        c = total / work.K
+        return Correction(c - client.c), Client(c)
+
+    def update(self, server: ScaffoldMServer, mean: Correction, cohort: Cohort) -> ScaffoldMServer:
+        g = self.fresh * (mean.dc + server.c) + (1 - self.beta) * server.g
+        x = server.x - gamma_of(self.gamma, cohort) * g
+        return ScaffoldMServer(x, g, server.c + cohort.share * mean.dc)
+
+
+@record
+class FedAvgMVRServer:
+    x: Vec
+    past: Vec
+    g: Vec
+
+
+@record
+class FedAvgMVRDown:
+    x: Vec
+    past: Vec
+    g: Vec
+
+
+@algorithm("fedavg-m-vr", CHENG)
+class FedAvg_M_VR:
+    """FedAvg-M with a second gradient at the last model on the same minibatch, which takes the noise out of g."""
+
+    beta: float = hyper(default=0.1, within="(0, 1]")
+    gamma: float | None = hyper(default=None, within="[0, inf)")
+    B: int = hyper(default=1, within="[0, inf)")
+
+    client = stateless
+
+    def server(self, x: Vec) -> FedAvgMVRServer:
+        return FedAvgMVRServer(x, past=x, g=0 * x)
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        return first_contact(self, t, wanted=self.B > 0)
+
+    def contact(self, down: FedAvgMVRDown, client: None, work: Work) -> tuple[Direction, None]:
+        return Direction(mean_gradient(down.x, self.B, work)), None
+
+    def begin(self, server: FedAvgMVRServer, mean: Direction, cohort: Cohort) -> FedAvgMVRServer:
+        return FedAvgMVRServer(server.x, server.past, mean.g)
+
+    def send(self, server: FedAvgMVRServer) -> FedAvgMVRDown:
+        return FedAvgMVRDown(server.x, server.past, server.g)
+
+    def local(self, down: FedAvgMVRDown, client: None, work: Work) -> tuple[Direction, None]:
+        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
+            g = work.grad(y) + (1 - self.beta) * (down.g - work.grad(down.past))
+            return y - work.lr * g, total + g
+
+        y, total = work.loop(step, down.x, 0 * down.x)
+        return Direction(total / work.K), None
+
+    def update(self, server: FedAvgMVRServer, mean: Direction, cohort: Cohort) -> FedAvgMVRServer:
+        x = server.x - gamma_of(self.gamma, cohort) * mean.g
+        return FedAvgMVRServer(x, past=server.x, g=mean.g)
+
+
+@record
+class ScaffoldMVRServer:
+    x: Vec
+    past: Vec
+    g: Vec
+    c: Vec
+
+
+@record
+class ScaffoldMVRDown:
+    x: Vec
+    past: Vec
+    h: Vec
+
+
+@record
+class ScaffoldMVRUp:
+    g: Vec
+    dc: Vec
+
+
+@algorithm("scaffold-m-vr", CHENG)
+class ScaffoldMVR:
+    """SCAFFOLD-M with the variance-reduced direction."""
+
+    beta: float = hyper(default=0.1, within="(0, 1]")
+    gamma: float | None = hyper(default=None, within="[0, inf)")
+    B: int = hyper(default=1, within="[0, inf)")
+
+    def server(self, x: Vec) -> ScaffoldMVRServer:
+        return ScaffoldMVRServer(x, past=x, g=0 * x, c=0 * x)
+
+    def client(self, x: Vec) -> Client:
+        return Client(c=0 * x)
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        return first_contact(self, t, wanted=self.B > 0)
+
+    def contact(self, down: ScaffoldMVRDown, client: Client, work: Work) -> tuple[Contact, Client]:
+        c = mean_gradient(down.x, self.B, work)
+        return Contact(c), Client(c)
+
+    def begin(self, server: ScaffoldMVRServer, mean: Contact, cohort: Cohort) -> ScaffoldMVRServer:
+        return ScaffoldMVRServer(server.x, server.past, g=mean.c, c=mean.c)
+
+    def send(self, server: ScaffoldMVRServer) -> ScaffoldMVRDown:
+        h = self.beta * server.c + (1 - self.beta) * server.g
+        return ScaffoldMVRDown(server.x, server.past, h)
+
+    def local(
+        self, down: ScaffoldMVRDown, client: Client, work: Work
+    ) -> tuple[ScaffoldMVRUp, Client]:
+        def step(y: Vec, total: Vec, total_g: Vec) -> tuple[Vec, Vec, Vec]:
+            grad = work.grad(y)
+            g = grad - self.beta * client.c - (1 - self.beta) * work.grad(down.past) + down.h
+            return y - work.lr * g, total + grad, total_g + g
+
+        zero = 0 * down.x
+        y, total, total_g = work.loop(step, down.x, zero, zero)
+        c = total / work.K
+        return ScaffoldMVRUp(total_g / work.K, c - client.c), Client(c)
+
+    def update(
+        self, server: ScaffoldMVRServer, mean: ScaffoldMVRUp, cohort: Cohort
+    ) -> ScaffoldMVRServer:
+        x = server.x - gamma_of(self.gamma, cohort) * mean.g
+        return ScaffoldMVRServer(x, server.x, mean.g, server.c + cohort.share * mean.dc)
+
+
+@special_case("fedcm", "Xu et al. 2021", FedAvg_M)
+def FedCM(alpha: float = 0.1, gamma: float | None = None) -> FedAvg_M:
+    """FedAvg-M under its first name: alpha is Cheng et al.'s beta."""
+    check_value("fedcm", "alpha", alpha, float, within="(0, 1]")
+    return FedAvg_M(beta=alpha, gamma=gamma)

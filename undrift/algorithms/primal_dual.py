@@ -1,0 +1,89 @@
+"""VRL-SGD, LED, Scaffnew: each client learns what its drift was when it next sees the mean.
+
+VRL-SGD: Liang, Shen, Liu, Pan, Chen, Cheng, 2019 (with the authors' code).  LED: Alghunaim, 2023, the centralised form.
+Scaffnew (ProxSkip): Mishchenko, Malinovsky, Stich, Richtarik, ICML 2022.  (Our reading of LED and Scaffnew.)
+
+    y   <- y - eta [ g_i(y) - c_i ]                         K times from y = x
+    x   <- mean_i y_i
+    c_i <- c_i + r (x - y_i)                                VRL-SGD (its Delta_i): r = 1/(K eta)
+                                                            Scaffnew (h_i):        r = p / eta
+                                                            LED (its y_i = -c_i):  r = beta
+    sum_i c_i = 0 at all times
+
+The new mean reaches a client with its next visit, which is when c_i is updated: FedAvg's traffic, full participation
+only.  Scaffnew communicates after a random number of steps, the same for all: ud.Local(steps=ud.Geometric(p)); with a
+fixed number K = 1/p it is VRL-SGD.  LED's beta and Scaffnew's p default to the values that make all three one method.
+"""
+
+from undrift.algorithms.fedavg import Down, Up, send_model
+from undrift.core import Cohort, Col, Vec, record
+from undrift.hyper import algorithm, hyper
+from undrift.work import Work
+
+
+@record
+class Server:
+    x: Vec
+
+
+@record
+class Client:
+    c: Vec
+    y: Vec  # where the last visit ended
+    r: Col  # the factor of x - y, 0 before the first visit
+
+
+def start(self: object, x: Vec) -> Server:
+    return Server(x)
+
+
+def untouched(self: object, x: Vec) -> Client:
+    return Client(c=0 * x, y=x, r=0 * x[:1])
+
+
+def corrected_sgd(down: Down, client: Client, work: Work, r: Col) -> tuple[Up, Client]:
+    c = client.c + client.r * (down.x - client.y)
+    y = work.loop(lambda y: y - work.lr * (work.grad(y) - c), down.x)
+    return Up(down.x - y), Client(c, y, r)
+
+
+def average(self: object, server: Server, mean: Up, cohort: Cohort) -> Server:
+    return Server(server.x - mean.delta)
+
+
+@algorithm("vrl-sgd", "Liang et al. 2019", everyone=True, equal_steps=True)
+class VRLSGD:
+    """SCAFFOLD with everyone, at FedAvg's traffic."""
+
+    server, client, send, update = start, untouched, send_model, average
+
+    def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
+        return corrected_sgd(down, client, work, 1 / (work.lr * work.K))
+
+
+@algorithm("led", "Alghunaim 2023", everyone=True, reading=True)
+class LED:
+    """Exact diffusion with local steps, centralised."""
+
+    beta: float | None = hyper(default=None, within="(0, inf)")
+
+    server, client, send, update = start, untouched, send_model, average
+
+    def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
+        default = 1 / (work.lr * work.K)
+        return corrected_sgd(
+            down, client, work, default if self.beta is None else 0 * work.K + self.beta
+        )
+
+
+@algorithm("scaffnew", "Mishchenko et al. 2022", everyone=True, reading=True)
+class Scaffnew:
+    """Skips communication at random, provably for free."""
+
+    p: float | None = hyper(default=None, within="(0, 1]")
+
+    server, client, send, update = start, untouched, send_model, average
+
+    def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
+        p = 1 / work.K if self.p is None else 0 * work.K + self.p
+        return corrected_sgd(down, client, work, p / work.lr)

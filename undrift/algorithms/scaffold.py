@@ -1,0 +1,92 @@
+"""SCAFFOLD: control variates that take the drift out of local steps.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020 (arXiv:1910.06378), Algorithm 1.
+
+    y    <- y - eta_l [ g_i(y) - c_i + c ]                  K times from y = x
+    c_i+  = g_i(x), a fresh minibatch at x                  option I
+            mean_k g_i(y_k) = c_i - c + (x - y)/(K eta_l)   option II
+    x    <- x - eta_g mean_i (x - y_i)
+    c    <- c + (S/N) mean_i (c_i+ - c_i)
+
+Option II is printed with the signs of c_i and c exchanged (errata 1); the mean of the raw gradients, printed beside
+it, is what is meant and what we keep: it needs no division by eta_l and stays right with local momentum.  B > 0 starts
+c_i from B minibatches at x0, for all clients, in a first contact; otherwise c_i = 0.
+"""
+
+from undrift.core import Cohort, Exchange, Vec, first_contact, record
+from undrift.hyper import algorithm, hyper
+from undrift.work import Work
+
+
+@record
+class Server:
+    x: Vec
+    c: Vec
+
+
+@record
+class Client:
+    c: Vec
+
+
+@record
+class Down:
+    x: Vec
+    c: Vec
+
+
+@record
+class Up:
+    delta: Vec
+    dc: Vec
+
+
+@record
+class Contact:
+    c: Vec
+
+
+def mean_gradient(x: Vec, B: int, work: Work) -> Vec:
+    """The mean of B minibatch gradients at x."""
+    return work.loop(lambda total: total + work.grad(x), 0 * x, steps=B) / B
+
+
+@algorithm("scaffold", "Karimireddy et al. 2020", local_momentum=True)
+class Scaffold:
+    """Reaches the optimum whatever the heterogeneity, also with few clients a round."""
+
+    eta_g: float = hyper(default=1.0, within="[0, inf)")
+    option: int = hyper(default=2, among=(1, 2))
+    B: int = hyper(default=0, within="[0, inf)")
+
+    def server(self, x: Vec) -> Server:
+        return Server(x, c=0 * x)
+
+    def client(self, x: Vec) -> Client:
+        return Client(c=0 * x)
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        return first_contact(self, t, wanted=self.B > 0)
+
+    def contact(self, down: Down, client: Client, work: Work) -> tuple[Contact, Client]:
+        c = mean_gradient(down.x, self.B, work)
+        return Contact(c), Client(c)
+
+    def begin(self, server: Server, mean: Contact, cohort: Cohort) -> Server:
+        return Server(server.x, mean.c)
+
+    def send(self, server: Server) -> Down:
+        return Down(server.x, server.c)
+
+    def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
+        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
+            g = work.grad(y)
+            return work.step(y, g - client.c + down.c), total + g
+
+        y, total = work.loop(step, down.x, 0 * down.x)
+        c = total / work.K if self.option == 2 else mean_gradient(down.x, 1, work)
+        return Up(down.x - y, c - client.c), Client(c)
+
+    def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
+        x = server.x - self.eta_g * mean.delta
+        return Server(x, server.c + cohort.share * mean.dc)

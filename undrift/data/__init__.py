@@ -1,0 +1,1 @@
+"""Data and how it is spread over clients."""

@@ -1,0 +1,33 @@
+"""What can go wrong, in the user's words: what was got, what is allowed, what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InvalidInput(ValueError):
+    """A setting, a number or data that cannot be used; raised before any work starts."""
+
+
+class ClientFailure(RuntimeError):
+    """The code of a method raised an error during a visit; names client, round and stage."""
+
+
+class Diverged(RuntimeError):
+    """Nothing finite was left to go on with.  `round` is the round that failed; `state` is the last good state."""
+
+    def __init__(self, message: str, round: int, state: object):
+        super().__init__(message)
+        self.round = round
+        self.state = state
+
+
+def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
+    """The error for a name that is not there, with the nearest one that is.
+
+    >>> print(unknown("method", "scafold", ["fedavg", "scaffold"]))
+    unknown method 'scafold'; did you mean 'scaffold'? Known: fedavg, scaffold
+    """
+    known = sorted(known)
+    near = get_close_matches(got, known, n=1)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return InvalidInput(f"unknown {kind} {got!r};{hint} Known: {', '.join(known)}")

@@ -1,0 +1,149 @@
+"""Methods by name, and hyper-parameters that know what they may be."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from inspect import signature
+from typing import Any, TypeVar, dataclass_transform
+
+from undrift.errors import InvalidInput, unknown
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known about a method besides its rule."""
+
+    name: str
+    paper: str
+    everyone: bool = False  # defined for full participation only
+    equal_steps: bool = False  # defined only if all clients make the same number of steps
+    local_momentum: bool = False  # ud.Local(momentum=...) is meaningful with it
+    reading: bool = False  # no authoritative text at hand: the rule is our reading of it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as the command line knows it: its spec and what makes the object."""
+
+    spec: Spec
+    make: Callable[..., Any]
+
+
+METHODS: dict[str, Entry] = {}
+
+
+def hyper(*, default: Any = ..., within: str = "", among: tuple[Any, ...] = ()) -> Any:
+    """A hyper-parameter that must lie in an interval, such as "(0, 1]", or be one of a few values.
+
+    None is allowed where it is the default.
+    """
+    about = {"within": within, "among": among}
+    return field(metadata=about) if default is ... else field(default=default, metadata=about)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(hyper, field))
+def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[C]], type[C]]:
+    """Make a class a method: a frozen dataclass of checked hyper-parameters, known by its name.
+
+    >>> @algorithm("half-fedavg", "an example")
+    ... class HalfFedAvg:
+    ...     server_lr: float = hyper(default=0.5, within="[0, 1]")
+    >>> HalfFedAvg(server_lr=2.0)
+    Traceback (most recent call last):
+    undrift.errors.InvalidInput: half-fedavg: server_lr must lie in [0, 1], got 2.0
+    >>> METHODS.pop("half-fedavg").spec.paper
+    'an example'
+    """
+
+    def make(cls: type[C]) -> type[C]:
+        own = getattr(cls, "__post_init__", None)
+
+        def check(self: Any) -> None:
+            for f in fields(self):
+                check_value(name, f.name, getattr(self, f.name), f.type, f.default, **f.metadata)
+            if own is not None:
+                own(self)
+
+        cls.__post_init__ = check  # pyright: ignore[reportAttributeAccessIssue]
+        cls.spec = Spec(name, paper, **spec)  # pyright: ignore[reportAttributeAccessIssue]
+        made = dataclass(frozen=True)(cls)
+        METHODS[name] = Entry(made.spec, made)  # pyright: ignore[reportAttributeAccessIssue]
+        return made
+
+    return make
+
+
+def special_case(name: str, paper: str, of: Any) -> Callable[[C], C]:
+    """Register a function that returns a method with certain hyper-parameters, under a name of its own."""
+
+    def make(function: C) -> C:
+        spec = Spec(name, paper, of.spec.everyone, of.spec.equal_steps, of.spec.local_momentum)
+        METHODS[name] = Entry(spec, function)  # pyright: ignore[reportArgumentType]
+        return function
+
+    return make
+
+
+def check_value(
+    method: str,
+    name: str,
+    value: Any,
+    type_: Any,
+    default: Any = ...,
+    within: str = "",
+    among: tuple[Any, ...] = (),
+) -> None:
+    """Raise InvalidInput unless a hyper-parameter is what it may be.
+
+    >>> check_value("fedavg-m", "beta", 0.1, float, within="(0, 1]")
+    >>> check_value("fedavg-m", "beta", 0, float, within="(0, 1]")
+    Traceback (most recent call last):
+    undrift.errors.InvalidInput: fedavg-m: beta must lie in (0, 1], got 0
+    """
+    if value is None and default is None:
+        return
+    if among and value not in among:
+        choices = ", ".join(map(repr, among))
+        raise InvalidInput(f"{method}: {name} must be one of {choices}, got {value!r}")
+    if within:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise InvalidInput(f"{method}: {name} must be a number in {within}, got {value!r}")
+        if type_ in (int, "int", int | None) and int(value) != value:
+            raise InvalidInput(f"{method}: {name} must be a whole number in {within}, got {value}")
+        if not inside(float(value), within):
+            raise InvalidInput(f"{method}: {name} must lie in {within}, got {value}")
+
+
+def inside(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval written as in mathematics.
+
+    >>> inside(1, "(0, 1]"), inside(0, "(0, 1]"), inside(float("nan"), "[0, inf)")
+    (True, False, False)
+    """
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = value > low or (interval[0] == "[" and value == low)
+    below = value < high or (interval[-1] == "]" and value == high)
+    return math.isfinite(value) and above and below
+
+
+def method(name: str, **hyper_parameters: Any) -> Any:
+    """The method of that name, as `ud.ScaffoldM(beta=0.2)` would give it.
+
+    >>> method("scaffold-m", beta=0.2)
+    ScaffoldM(beta=0.2, gamma=None, B=0, reparametrised=False)
+    """
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    make = METHODS[name].make
+    allowed = signature(make).parameters
+    for key in hyper_parameters:
+        if key not in allowed:
+            raise unknown(f"hyper-parameter of {name}:", key, allowed)
+    missing = [
+        key for key, p in allowed.items() if p.default is p.empty and key not in hyper_parameters
+    ]
+    if missing:
+        raise InvalidInput(f"{name} needs {', '.join(missing)}: give a value for each")
+    return make(**hyper_parameters)

@@ -1,0 +1,133 @@
+"""How clients work: how many steps, on how much data, how far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from undrift.errors import InvalidInput
+from undrift.hyper import check_value, inside
+from undrift.keyed import Key, Purpose, generator
+from undrift.work import Solver
+
+if TYPE_CHECKING:
+    from undrift.problems import Problem
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """A number of steps drawn once a round for all clients, k with probability p (1-p)^(k-1) (Scaffnew's coin)."""
+
+    p: float
+
+
+@dataclass(frozen=True)
+class Local:
+    """Local work of every visit.
+
+    steps         a number; a *list* with one number a client; a *tuple* (low, high), drawn by client and visit from
+                  low, ..., high; or Geometric(p), drawn by round
+    epochs        passes over the client's data in place of steps: a number, or a tuple (low, high) as above
+    batch         samples in a minibatch, None = all of the client's.  Each pass visits the data in a new order; its
+                  last minibatch is short where the numbers do not divide.
+    lr            the step size, or a list with one a round
+    decay         lr is multiplied by this after every round
+    momentum      of the local solver; its buffer starts at zero in every visit
+    weight_decay  part of the gradient, so that it enters control variates and momenta
+    clip          the largest norm of a minibatch gradient, weight decay not included
+
+    >>> Local(steps=3, lr=-1)
+    Traceback (most recent call last):
+    undrift.errors.InvalidInput: Local: lr must lie in [0, inf), got -1
+    """
+
+    steps: int | Sequence[int] | tuple[int, int] | Geometric | None = None
+    epochs: int | tuple[int, int] | None = None
+    batch: int | None = None
+    lr: float | Sequence[float] = 0.1
+    decay: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "lr"):  # arrays and tensors are as good as lists
+            if hasattr(getattr(self, name), "tolist"):
+                object.__setattr__(self, name, getattr(self, name).tolist())
+        if self.steps is not None and self.epochs is not None:
+            raise InvalidInput("Local: give steps or epochs, not both")
+        if isinstance(self.steps, Geometric):
+            check_value("Local", "steps' p", self.steps.p, float, within="(0, 1]")
+        elif self.steps is not None:
+            _check_counts("steps", self.steps)
+        if self.epochs is not None:
+            _check_counts("epochs", self.epochs)
+        for lr in self.lr if isinstance(self.lr, Sequence) else [self.lr]:
+            check_value("Local", "lr", lr, float, within="[0, inf)")
+        check_value("Local", "batch", self.batch, int, None, within="[1, inf)")
+        check_value("Local", "decay", self.decay, float, within="(0, 1]")
+        check_value("Local", "momentum", self.momentum, float, within="[0, 1)")
+        check_value("Local", "weight_decay", self.weight_decay, float, within="[0, inf)")
+        check_value("Local", "clip", self.clip, float, None, within="(0, inf)")
+
+    def check(self, N: int, rounds: int) -> None:
+        """Raise InvalidInput if a list does not fit the number of clients or rounds."""
+        if isinstance(self.lr, Sequence) and len(self.lr) < rounds:
+            raise InvalidInput(
+                f"Local: lr lists {len(self.lr)} step sizes for {rounds} rounds: give one a round"
+            )
+        if _is_list(self.steps) and len(self.steps) != N:  # pyright: ignore[reportArgumentType]
+            got = len(self.steps)  # pyright: ignore[reportArgumentType]
+            raise InvalidInput(f"Local: steps lists {got} numbers for {N} clients: give one each")
+
+    @property
+    def unequal(self) -> bool:
+        """Whether clients of one round may make different numbers of steps, as far as this record tells."""
+        if _is_list(self.steps):
+            return len(set(self.steps)) > 1  # pyright: ignore[reportArgumentType]
+        return any(isinstance(n, tuple) and n[0] < n[1] for n in (self.steps, self.epochs))
+
+    def solver(self, t: int) -> Solver:
+        """The local solver of round t (a first contact, t = 0, has round 1's)."""
+        t = max(t, 1)
+        lr = self.lr[t - 1] if isinstance(self.lr, Sequence) else self.lr
+        return Solver(
+            float(lr) * self.decay ** (t - 1),
+            self.batch,
+            self.momentum,
+            self.weight_decay,
+            self.clip,
+        )
+
+    def count(self, problem: "Problem", key: Key, clients: Sequence[int]) -> list[int]:
+        """How many steps each of these clients makes in this round."""
+        if isinstance(self.steps, Geometric):
+            coin = generator(Purpose.STEPS, Key(key.seed, key.round))
+            return [int(coin.geometric(self.steps.p))] * len(clients)
+        if self.steps is not None:
+            return [_number(self.steps, key, i) for i in clients]
+        epochs = 1 if self.epochs is None else self.epochs
+        return [_number(epochs, key, i) * problem.steps_per_epoch(i, self.batch) for i in clients]
+
+
+def _is_list(numbers: object) -> bool:
+    return isinstance(numbers, Sequence) and not isinstance(numbers, tuple)
+
+
+def _number(numbers: int | Sequence[int] | tuple[int, int], key: Key, client: int) -> int:
+    if isinstance(numbers, int):
+        return numbers
+    if isinstance(numbers, tuple):
+        random = generator(Purpose.STEPS, Key(key.seed, key.round), client)
+        return int(random.integers(numbers[0], numbers[1] + 1))
+    return int(numbers[client])
+
+
+def _check_counts(name: str, numbers: int | Sequence[int] | tuple[int, ...]) -> None:
+    each = [numbers] if isinstance(numbers, int) else list(numbers)
+    for n in each:
+        if int(n) != n or not inside(float(n), "[1, inf)"):
+            raise InvalidInput(f"Local: {name} must be whole numbers from 1 up, got {n}")
+    if isinstance(numbers, tuple) and (len(numbers) != 2 or numbers[0] > numbers[1]):
+        raise InvalidInput(
+            f"Local: {name}={numbers} should be (low, high); for one number a client give a list"
+        )

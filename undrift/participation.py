@@ -1,0 +1,130 @@
+"""Who takes part in a round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from undrift.errors import InvalidInput
+from undrift.hyper import inside
+from undrift.keyed import Key, Purpose, generator
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The clients of a round in ascending order, and how often each was drawn (None: once each).
+
+    Counts, where they are given, are the weights of the mean; otherwise the problem's weights are.
+    """
+
+    clients: tuple[int, ...]
+    counts: tuple[int, ...] | None = None
+
+
+class Participation(Protocol):
+    """Anything with these two methods says who takes part."""
+
+    def check(self, N: int, rounds: int) -> None: ...
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw: ...
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All clients, every round."""
+
+    def check(self, N: int, rounds: int) -> None:
+        pass
+
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+        return Draw(tuple(range(len(weights))))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """S different clients, every set of S equally likely."""
+
+    S: int
+
+    def check(self, N: int, rounds: int) -> None:
+        _at_most(self.S, N, "Uniform")
+
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+        random = generator(Purpose.COHORT, Key(seed, round))
+        chosen = random.choice(len(weights), self.S, replace=False)
+        return Draw(tuple(sorted(int(i) for i in chosen)))
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """S clients after another, in the order of their numbers, round and round (GHBM, Assumption 4.3)."""
+
+    S: int
+
+    def check(self, N: int, rounds: int) -> None:
+        _at_most(self.S, N, "Cyclic")
+
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+        first, N = (round - 1) * self.S, len(weights)
+        return Draw(tuple(sorted((first + j) % N for j in range(self.S))))
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """S draws with replacement, client i with probability p_i; every draw counts the same (FedNova, appendix G)."""
+
+    S: int
+
+    def check(self, N: int, rounds: int) -> None:
+        if self.S < 1:
+            raise InvalidInput(f"Weighted: S must be at least 1, got {self.S}")
+
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+        random = generator(Purpose.COHORT, Key(seed, round))
+        p = np.asarray(weights, dtype=np.float64)
+        drawn = random.choice(len(p), self.S, p=p / p.sum())
+        clients, counts = np.unique(drawn, return_counts=True)
+        return Draw(tuple(clients.tolist()), tuple(counts.tolist()))
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Every client on its own with probability q.  A round in which nobody comes leaves the model as it is."""
+
+    q: float
+
+    def check(self, N: int, rounds: int) -> None:
+        if not inside(self.q, "(0, 1]"):
+            raise InvalidInput(f"Bernoulli: q must lie in (0, 1], got {self.q}")
+
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+        random = generator(Purpose.COHORT, Key(seed, round))
+        comes = random.random(len(weights)) < self.q
+        return Draw(tuple(np.flatnonzero(comes).tolist()))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Cohorts given one by one: the first list for round 1, the second for round 2, ..."""
+
+    cohorts: Sequence[Sequence[int]]
+
+    def check(self, N: int, rounds: int) -> None:
+        if len(self.cohorts) < rounds:
+            raise InvalidInput(
+                f"Fixed has {len(self.cohorts)} cohorts for {rounds} rounds: give one list a round"
+            )
+        for t, cohort in enumerate(self.cohorts, start=1):
+            wrong = [i for i in cohort if not 0 <= i < N]
+            if wrong or len(set(cohort)) != len(cohort):
+                raise InvalidInput(
+                    f"Fixed: round {t} must name different clients from 0 to {N - 1}, got {list(cohort)}"
+                )
+
+    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+        return Draw(tuple(sorted(int(i) for i in self.cohorts[round - 1])))
+
+
+def _at_most(S: int, N: int, name: str) -> None:
+    if not 1 <= S <= N:
+        raise InvalidInput(f"{name}: S must be from 1 to the number of clients, {N}; got {S}")

@@ -1,0 +1,49 @@
+"""What is minimised: f(x) = sum_i p_i f_i(x), client i holding f_i."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from undrift.keyed import Key
+
+
+class Problem(Protocol):
+    """What an engine asks of a problem.  Vectors are `[D]` for one client, `[S, D]` for several."""
+
+    @property
+    def N(self) -> int:
+        """The number of clients."""
+        ...
+
+    @property
+    def x0(self) -> Tensor:
+        """Where a run starts, `[D]`."""
+        ...
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """The weight p_i of each client in the objective; they sum to one."""
+        ...
+
+    def steps_per_epoch(self, client: int, batch: int | None) -> int:
+        """Minibatches in one pass over a client's data."""
+        ...
+
+    def draw(
+        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
+    ) -> Any:
+        """The minibatches of one local loop, by key; only `grad` looks inside."""
+        ...
+
+    def grad(self, y: Tensor, minibatches: Any, k: int) -> Tensor:
+        """The gradient on the k-th minibatch, each client at its own row of y."""
+        ...
+
+    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
+        """The gradient of each client's whole objective, at its own row of y."""
+        ...
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        """The figures recorded for a server model."""
+        ...

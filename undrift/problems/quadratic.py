@@ -1,0 +1,112 @@
+"""Quadratics, where everything is known: the optimum, every limit, every bias."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.errors import InvalidInput
+from undrift.keyed import Key, Purpose, generator
+from undrift.problems.weights import client_weights
+
+
+class Quadratic:
+    """f_i(y) = y'H_i y / 2 - e_i'y with exact gradients, or with noise of a given variance.
+
+    H         `[N, d, d]`, symmetric       e         `[N, d]`
+    weights   p_i of f = sum_i p_i f_i, uniform if None
+    variance  E ||g - grad f_i||^2 of a minibatch gradient: Gaussian noise drawn by (seed, round, client, step), the same
+              at every point, so that two gradients on one minibatch share it
+
+    >>> problem = Quadratic(torch.eye(2).repeat(3, 1, 1), torch.tensor([[1.0, 0], [0, 1], [2, 2]]))
+    >>> problem.optimum
+    tensor([1., 1.])
+    """
+
+    def __init__(
+        self,
+        H: Tensor,
+        e: Tensor,
+        weights: Sequence[float] | Tensor | None = None,
+        variance: float = 0.0,
+    ):
+        H, e = torch.as_tensor(H), torch.as_tensor(e)
+        if H.dim() != 3 or H.shape[1] != H.shape[2] or e.shape != H.shape[:2]:
+            raise InvalidInput(
+                f"Quadratic needs H [N, d, d] and e [N, d]; got {list(H.shape)} and {list(e.shape)}"
+            )
+        if H.dtype != e.dtype or not H.is_floating_point():
+            raise InvalidInput(
+                f"Quadratic needs H and e of one floating type; got {H.dtype} and {e.dtype}"
+            )
+        for name, value in (("H", H), ("e", e)):
+            bad = ~torch.isfinite(value).flatten(1).all(1)
+            if bad.any():
+                raise InvalidInput(f"{name} has NaN or Inf at client {int(bad.nonzero()[0])}")
+        if not torch.allclose(H, H.mT, rtol=1e-5, atol=1e-8):
+            raise InvalidInput("H must be symmetric: use (H + H.mT) / 2, which is the same f")
+        if not 0 <= variance < np.inf:
+            raise InvalidInput(f"variance must be finite and not negative, got {variance}")
+        self.H, self.e, self.variance = H, e, float(variance)
+        self.weights = client_weights(weights, len(H))
+        self.x0 = torch.zeros(H.shape[1], dtype=H.dtype, device=H.device)
+
+    @property
+    def N(self) -> int:
+        return len(self.H)
+
+    @property
+    def optimum(self) -> Tensor:
+        """The minimum of f."""
+        p = torch.tensor(self.weights, dtype=self.H.dtype, device=self.H.device)
+        return torch.linalg.solve(torch.einsum("n,nij->ij", p, self.H), p @ self.e)
+
+    def steps_per_epoch(self, client: int, batch: int | None) -> int:
+        return 1
+
+    def draw(
+        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        return *self._of(clients), self._noise(key, clients, steps) if self.variance else None
+
+    def grad(self, y: Tensor, minibatches: tuple[Tensor, Tensor, Tensor | None], k: int) -> Tensor:
+        H, e, noise = minibatches
+        g = _gradient(H, e, y)
+        if noise is None:
+            return g
+        return g + (noise[0, k] if y.dim() == 1 else noise[:, k])
+
+    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
+        return _gradient(*self._of(clients), y)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        p = torch.tensor(self.weights, dtype=x.dtype, device=x.device)
+        g = torch.einsum("n,nij,j->i", p, self.H, x) - p @ self.e
+        away = x - self.optimum
+        return {
+            "loss": float(x @ (g - p @ self.e) / 2),
+            "gap": float(away @ g / 2),  # f(x) - f*, without the cancellation
+            "grad_norm": float(g.norm()),
+            "distance": float(away.norm()),
+        }
+
+    def _of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if len(clients) == self.N:
+            return self.H, self.e
+        which = torch.as_tensor(clients, device=self.H.device)
+        return self.H[which], self.e[which]
+
+    def _noise(self, key: Key, clients: Sequence[int], steps: Sequence[int]) -> Tensor:
+        d = self.H.shape[1]
+        noise = np.zeros((len(clients), max(steps), d))
+        for row, (i, K) in enumerate(zip(clients, steps, strict=True)):
+            noise[row, :K] = generator(Purpose.NOISE, key, i).standard_normal((K, d))
+        scale = (self.variance / d) ** 0.5
+        return torch.as_tensor(scale * noise, dtype=self.H.dtype, device=self.H.device)
+
+
+def _gradient(H: Tensor, e: Tensor, y: Tensor) -> Tensor:
+    if y.dim() == 1:
+        return H[0] @ y - e[0]
+    return (H @ y.unsqueeze(-1)).squeeze(-1) - e

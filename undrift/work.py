@@ -1,0 +1,132 @@
+"""What an engine lends a client for one visit: minibatches, gradients, the local loop."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from undrift.keyed import Key
+
+if TYPE_CHECKING:
+    from undrift.problems import Problem
+
+
+@dataclass(frozen=True)
+class Solver:
+    """The local solver of one round, as `ud.Local` describes it."""
+
+    lr: float
+    batch: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+
+class Work:
+    """One visit of one client, or of a whole cohort at once (vectors `[S, D]`).
+
+    t     the round, from 1 (0 in a first contact)
+    lr    the local step size of this round
+    K     how many steps each client makes: a column, `[1]` or `[S, 1]`
+    """
+
+    def __init__(
+        self,
+        problem: "Problem",
+        solver: Solver,
+        clients: Sequence[int],
+        steps: Sequence[int],
+        key: Key,
+        single: bool,
+    ):
+        self.problem, self.solver, self.clients = problem, solver, clients
+        self.t, self.lr = key.round, solver.lr
+        self._steps, self._key, self._single = list(steps), key, single
+        self.K = self._column(steps)
+
+    def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
+        """Carry values through `step`, each time on the next minibatch; returns what it carried last.
+
+        Every client makes its own K steps (or `steps`, the same for all): the values of one that is done stay as they
+        are while others go on.  A second loop in the same visit draws minibatches of its own.
+        """
+        K = self._steps if steps is None else [steps] * len(self.clients)
+        batch = self.solver.batch
+        self._minibatches = self.problem.draw(self._key, self.clients, K, batch)
+        self._key = replace(self._key, loop=self._key.loop + 1)
+        self._momentum: Any = None
+        first_done, last_done, column = min(K), max(K), self._column(K)
+        carried = start
+        for k in range(last_done):
+            self._k = k
+            new = step(*carried)
+            new = (new,) if len(start) == 1 else new
+            if k >= first_done:
+                live = column > k
+                pairs = zip(new, carried, strict=True)
+                new = tuple(torch.where(live, after, before) for after, before in pairs)
+            carried = new
+        return carried[0] if len(start) == 1 else carried
+
+    def grad(self, y: Tensor) -> Tensor:
+        """The gradient at y on this step's minibatch; a second call in the same step uses the same minibatch.
+
+        Clipping, if asked for, comes before weight decay, as in a PyTorch training loop.
+        """
+        g = self.problem.grad(y, self._minibatches, self._k)
+        if self.solver.clip is not None:
+            norm = g.norm(dim=-1, keepdim=True)
+            g = g * (self.solver.clip / norm.clamp(min=self.solver.clip))
+        return self._decayed(g, y)
+
+    def full_grad(self, x: Tensor) -> Tensor:
+        """The gradient at x of the client's whole objective."""
+        return self._decayed(self.problem.full_grad(x, self.clients), x)
+
+    def step(self, y: Tensor, d: Tensor, momentum: float | None = None) -> Tensor:
+        """One step of the local solver along d: y - lr d, or y - lr u with u = momentum * u + d.
+
+        The momentum is that of `ud.Local` unless the method brings its own.
+        """
+        rho = self.solver.momentum if momentum is None else momentum
+        if rho:
+            d = d if self._momentum is None else rho * self._momentum + d
+            self._momentum = d
+        return y - self.lr * d
+
+    @property
+    def unit(self) -> "Work":
+        """The same visit with a model of one number whose gradient is 1 everywhere.
+
+        Whatever a linear solver makes of it is the sum of the coefficients with which gradients enter y (FedNova).
+        """
+        ones: Any = _Ones(self.K.new_zeros(1))
+        solver = replace(self.solver, weight_decay=0.0, clip=None)
+        return Work(ones, solver, self.clients, self._steps, self._key, self._single)
+
+    @property
+    def zero(self) -> Tensor:
+        """The number 0 of every client, as a column: where `unit` starts."""
+        return 0 * self.K
+
+    def _decayed(self, g: Tensor, y: Tensor) -> Tensor:
+        return g + self.solver.weight_decay * y if self.solver.weight_decay else g
+
+    def _column(self, numbers: Sequence[int]) -> Tensor:
+        column = torch.tensor(numbers, dtype=self.problem.x0.dtype, device=self.problem.x0.device)
+        return column if self._single else column.unsqueeze(1)
+
+
+class _Ones:
+    """The problem behind `Work.unit`."""
+
+    def __init__(self, x0: Tensor):
+        self.x0 = x0
+
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: Any) -> None:
+        return None
+
+    def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:
+        return torch.ones_like(y)
