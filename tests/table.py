@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import undrift as ud
 from tests.oracles import baselines, fedavg, fednova, ghbm, momentum, scaffold, server_momentum
 
 
@@ -45,7 +46,7 @@ def server(name: str, oracle: Callable[..., np.ndarray], hyper: dict[str, Any]) 
     return Row(name, hyper, oracle, renamed(hyper, eta="eta_s"))
 
 
-sm, full = server_momentum, {"partial": False}
+sm = server_momentum
 
 ROWS = [
     same("fedavg", fedavg.fedavg, {}, weighted=True),
@@ -85,6 +86,12 @@ ROWS = [
             "nus": [0.8, 0.8, 0.8],
             "Ts": [4, 8, 16],
         },
+    ),
+    Row(
+        "autonomous-fedgm",
+        {"schedule": ud.FedGM(eta=3.0, beta=0.8, nu=0.6)},
+        sm.autonomous_fedgm,
+        {"eta_s": 3.0, "beta": 0.8, "nu": 0.6},
     ),
     server("fedadam", sm.fedadam, {"eta": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01, "v0": 0.0}),
     server(

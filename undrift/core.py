@@ -147,14 +147,6 @@ def usual(algorithm: Algorithm) -> Exchange:
     return Exchange(algorithm.send, algorithm.local, algorithm.update)
 
 
-def first_contact(algorithm: Any, t: int, wanted: bool = True) -> tuple[Exchange, ...]:
-    """Ordinary rounds after, if wanted, a first contact with all clients: the method's `contact` and `begin`."""
-    if t > 0:
-        return (usual(algorithm),)
-    hello = Exchange(algorithm.send, algorithm.contact, algorithm.begin, to="everyone")
-    return (hello,) if wanted else ()
-
-
 def exchanges_of(algorithm: Algorithm, t: int) -> tuple[Exchange, ...]:
     """The exchanges of round t = 1, 2, ...; t = 0 is the first contact, before any round.
 

@@ -77,6 +77,28 @@ def multistage_fedgm(
     return np.array(path)
 
 
+def autonomous_fedgm(
+    w: World,
+    cohorts: list[list[int]],
+    K: list[int],
+    eta: float,
+    *,
+    eta_s: float,
+    beta: float,
+    nu: float,
+) -> np.ndarray:
+    """Autonomous FedGM, Sun et al. 2024, Algorithm 4, one stage, with every client on time."""
+    x, d = w.x0.copy(), np.zeros_like(w.x0)
+    path = [x]
+    for t, cohort in enumerate(cohorts, start=1):
+        buffer = [local_opt(w, i, eta, K[i], x, t) / K[i] for i in cohort]  # line 7
+        Delta = sum(buffer) / len(buffer)
+        d = (1 - beta) * Delta + beta * d
+        x = x - eta_s * ((1 - nu) * Delta + nu * d)
+        path.append(x)
+    return np.array(path)
+
+
 def fedavgm(
     w: World, cohorts: list[list[int]], K: list[int], eta: float, *, eta_s: float, beta: float
 ) -> np.ndarray:

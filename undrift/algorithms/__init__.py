@@ -8,6 +8,7 @@ from undrift.algorithms.fedgm import (
     ASGD,
     PID,
     SNV,
+    AutonomousFedGM,
     FedAvgM,
     FedGM,
     FedNAG,
@@ -28,6 +29,7 @@ from undrift.algorithms.storm import BVRLSGD, CELSGD, STEM, MBStorm
 __all__ = [
     "ASGD",
     "AdaBest",
+    "AutonomousFedGM",
     "BVRLSGD",
     "CELSGD",
     "FedADC",

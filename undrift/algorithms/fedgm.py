@@ -17,10 +17,11 @@ taken.  Multistage: eta falls and beta rises from stage to stage such that
 from math import sqrt
 from typing import NamedTuple
 
-from undrift.algorithms.fedavg import Up, local_sgd, send_model, stateless
+from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
 from undrift.core import Cohort, Vec, record
 from undrift.errors import InvalidInput
 from undrift.hyper import algorithm, check_value, hyper, special_case
+from undrift.work import Work
 
 SUN = "Sun et al. 2024"
 
@@ -153,6 +154,33 @@ def _check_stages(stages: tuple[Stage, ...], given: MultistageFedGM) -> None:
             f"{name}: W2 = T_s eta_s must be the same in every stage, got {got}; "
             f"for {sum(right)} rounds in all the lengths are {right}"
         )
+
+
+@algorithm("autonomous-fedgm", SUN, local_momentum=True)
+class AutonomousFedGM:
+    """FedGM, in stages or not, for clients that come when they like with as many steps as they like (Algorithm 4).
+
+    A client sends (x - y) / K, the mean of its steps, on whatever model it last saw.  With everyone on time and the same
+    K it is therefore FedGM with eta / K, not FedGM itself as the paper has it (errata 6).
+    """
+
+    schedule: FedGM | MultistageFedGM = FedGM()
+
+    client, send = stateless, send_model
+
+    def check(self, N: int, rounds: int) -> None:
+        if isinstance(self.schedule, MultistageFedGM):
+            self.schedule.check(N, rounds)
+
+    def server(self, x: Vec) -> Server:
+        return self.schedule.server(x)
+
+    def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
+        up, _ = local_sgd(self, down, client, work)
+        return Up(up.delta / work.K), None
+
+    def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
+        return self.schedule.update(server, mean, cohort)
 
 
 # The special cases by name.

@@ -21,9 +21,10 @@ SCAFFOLD-M sends h = beta c + (1 - beta) g in place of two vectors, and up only 
 g+ = h + beta mean_i (c_i+ - c_i): the same iterates for 3 vectors a visit in place of the paper's 5.
 """
 
+from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
-from undrift.algorithms.scaffold import Client, Contact, mean_gradient
-from undrift.core import Cohort, Exchange, Vec, first_contact, record
+from undrift.algorithms.scaffold import Client, answer_and_keep
+from undrift.core import Cohort, Exchange, Vec, record
 from undrift.hyper import algorithm, check_value, hyper, special_case
 from undrift.work import Work
 
@@ -119,14 +120,12 @@ class ScaffoldM:
         return Client(c=0 * x)
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return first_contact(self, t, wanted=self.B > 0)
+        return after_contact(self, t)
 
-    def contact(self, down: ScaffoldMDown, client: Client, work: Work) -> tuple[Contact, Client]:
-        c = mean_gradient(down.x, self.B, work)
-        return Contact(c), Client(c)
+    contact = answer_and_keep
 
-    def begin(self, server: ScaffoldMServer, mean: Contact, cohort: Cohort) -> ScaffoldMServer:
-        return ScaffoldMServer(server.x, server.g, mean.c)
+    def begin(self, server: ScaffoldMServer, mean: Answer, cohort: Cohort) -> ScaffoldMServer:
+        return ScaffoldMServer(server.x, server.g, c=mean.g)
 
     def send(self, server: ScaffoldMServer) -> ScaffoldMDown:
         return ScaffoldMDown(server.x, h=self.fresh * server.c + (1 - self.beta) * server.g)
@@ -168,18 +167,15 @@ class FedAvg_M_VR:
     gamma: float | None = hyper(default=None, within="[0, inf)")
     B: int = hyper(default=1, within="[0, inf)")
 
-    client = stateless
+    client, contact = stateless, answer
 
     def server(self, x: Vec) -> FedAvgMVRServer:
         return FedAvgMVRServer(x, past=x, g=0 * x)
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return first_contact(self, t, wanted=self.B > 0)
+        return after_contact(self, t)
 
-    def contact(self, down: FedAvgMVRDown, client: None, work: Work) -> tuple[Direction, None]:
-        return Direction(mean_gradient(down.x, self.B, work)), None
-
-    def begin(self, server: FedAvgMVRServer, mean: Direction, cohort: Cohort) -> FedAvgMVRServer:
+    def begin(self, server: FedAvgMVRServer, mean: Answer, cohort: Cohort) -> FedAvgMVRServer:
         return FedAvgMVRServer(server.x, server.past, mean.g)
 
     def send(self, server: FedAvgMVRServer) -> FedAvgMVRDown:
@@ -234,14 +230,12 @@ class ScaffoldMVR:
         return Client(c=0 * x)
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return first_contact(self, t, wanted=self.B > 0)
+        return after_contact(self, t)
 
-    def contact(self, down: ScaffoldMVRDown, client: Client, work: Work) -> tuple[Contact, Client]:
-        c = mean_gradient(down.x, self.B, work)
-        return Contact(c), Client(c)
+    contact = answer_and_keep
 
-    def begin(self, server: ScaffoldMVRServer, mean: Contact, cohort: Cohort) -> ScaffoldMVRServer:
-        return ScaffoldMVRServer(server.x, server.past, g=mean.c, c=mean.c)
+    def begin(self, server: ScaffoldMVRServer, mean: Answer, cohort: Cohort) -> ScaffoldMVRServer:
+        return ScaffoldMVRServer(server.x, server.past, g=mean.g, c=mean.g)
 
     def send(self, server: ScaffoldMVRServer) -> ScaffoldMVRDown:
         h = self.beta * server.c + (1 - self.beta) * server.g

@@ -28,9 +28,8 @@ class Server:
 
 @record
 class Client:
-    c: Vec
-    y: Vec  # where the last visit ended
-    r: Col  # the factor of x - y, 0 before the first visit
+    z: Vec  # c - r y of the last visit, waiting for x
+    r: Col  # 0 before the first visit
 
 
 def start(self: object, x: Vec) -> Server:
@@ -38,13 +37,13 @@ def start(self: object, x: Vec) -> Server:
 
 
 def untouched(self: object, x: Vec) -> Client:
-    return Client(c=0 * x, y=x, r=0 * x[:1])
+    return Client(z=0 * x, r=0 * x[:1])
 
 
 def corrected_sgd(down: Down, client: Client, work: Work, r: Col) -> tuple[Up, Client]:
-    c = client.c + client.r * (down.x - client.y)
+    c = client.z + client.r * down.x
     y = work.loop(lambda y: y - work.lr * (work.grad(y) - c), down.x)
-    return Up(down.x - y), Client(c, y, r)
+    return Up(down.x - y), Client(c - r * y, r)
 
 
 def average(self: object, server: Server, mean: Up, cohort: Cohort) -> Server:
@@ -70,10 +69,8 @@ class LED:
     server, client, send, update = start, untouched, send_model, average
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
-        default = 1 / (work.lr * work.K)
-        return corrected_sgd(
-            down, client, work, default if self.beta is None else 0 * work.K + self.beta
-        )
+        beta = 1 / (work.lr * work.K) if self.beta is None else 0 * work.K + self.beta
+        return corrected_sgd(down, client, work, beta)
 
 
 @algorithm("scaffnew", "Mishchenko et al. 2022", everyone=True, reading=True)

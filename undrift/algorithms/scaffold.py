@@ -13,7 +13,10 @@ it, is what is meant and what we keep: it needs no division by eta_l and stays r
 c_i from B minibatches at x0, for all clients, in a first contact; otherwise c_i = 0.
 """
 
-from undrift.core import Cohort, Exchange, Vec, first_contact, record
+from typing import Any
+
+from undrift.algorithms.contact import Answer, Hello, after_contact, mean_gradient
+from undrift.core import Cohort, Exchange, Vec, record
 from undrift.hyper import algorithm, hyper
 from undrift.work import Work
 
@@ -41,14 +44,9 @@ class Up:
     dc: Vec
 
 
-@record
-class Contact:
-    c: Vec
-
-
-def mean_gradient(x: Vec, B: int, work: Work) -> Vec:
-    """The mean of B minibatch gradients at x."""
-    return work.loop(lambda total: total + work.grad(x), 0 * x, steps=B) / B
+def answer_and_keep(self: Any, down: Hello, client: Client, work: Work) -> tuple[Answer, Client]:
+    c = mean_gradient(down.x, self.B, work)
+    return Answer(c), Client(c)
 
 
 @algorithm("scaffold", "Karimireddy et al. 2020", local_momentum=True)
@@ -59,6 +57,8 @@ class Scaffold:
     option: int = hyper(default=2, among=(1, 2))
     B: int = hyper(default=0, within="[0, inf)")
 
+    contact = answer_and_keep
+
     def server(self, x: Vec) -> Server:
         return Server(x, c=0 * x)
 
@@ -66,14 +66,10 @@ class Scaffold:
         return Client(c=0 * x)
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return first_contact(self, t, wanted=self.B > 0)
+        return after_contact(self, t)
 
-    def contact(self, down: Down, client: Client, work: Work) -> tuple[Contact, Client]:
-        c = mean_gradient(down.x, self.B, work)
-        return Contact(c), Client(c)
-
-    def begin(self, server: Server, mean: Contact, cohort: Cohort) -> Server:
-        return Server(server.x, mean.c)
+    def begin(self, server: Server, mean: Answer, cohort: Cohort) -> Server:
+        return Server(server.x, c=mean.g)
 
     def send(self, server: Server) -> Down:
         return Down(server.x, server.c)

@@ -15,10 +15,10 @@ K minibatches are used at x and at x-, the model a round ago.  v and d start fro
 gamma defaults to eta K.  STEM's paper lets a fall with eta^2: here eta is constant in a round, and so is a.
 """
 
+from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
 from undrift.algorithms.momentum import gamma_of
-from undrift.algorithms.scaffold import mean_gradient
-from undrift.core import Cohort, Exchange, Vec, first_contact, record
+from undrift.core import Cohort, Exchange, Vec, record
 from undrift.hyper import algorithm, hyper
 from undrift.work import Work
 
@@ -71,8 +71,8 @@ def difference(down: Down, beta: float, work: Work) -> Vec:
     return work.loop(step, 0 * down.x) / work.K
 
 
-def begin(self: object, server: Server, mean: Up, cohort: Cohort) -> Server:
-    return Server(server.x, server.past, mean.v)
+def begin_v(self: object, server: Server, mean: Answer, cohort: Cohort) -> Server:
+    return Server(server.x, server.past, mean.g)
 
 
 # The walk of one client, which CE-LSGD and BVR-L-SGD share.
@@ -105,13 +105,10 @@ class MBStorm:
     gamma: float | None = hyper(default=None, within="[0, inf)")
     B: int = hyper(default=1, within="[0, inf)")
 
-    server, client, send, begin = start, stateless, send_both, begin
+    server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return first_contact(self, t, wanted=self.B > 0)
-
-    def contact(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
-        return Up(mean_gradient(down.x, self.B, work)), None
+        return after_contact(self, t)
 
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         return Up(difference(down, self.beta, work)), None
@@ -128,14 +125,11 @@ class CELSGD:
     beta: float = hyper(default=0.1, within="(0, 1]")
     B: int = hyper(default=1, within="[0, inf)")
 
-    server, client, send, begin = start, stateless, send_both, begin
+    server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        usual = first_contact(self, t, wanted=self.B > 0)
+        usual = after_contact(self, t)
         return (*usual, one_walks) if t > 0 else usual
-
-    def contact(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
-        return Up(mean_gradient(down.x, self.B, work)), None
 
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         return Up(difference(down, self.beta, work)), None
@@ -188,19 +182,16 @@ class STEM:
     a: float = hyper(default=0.1, within="[0, 1]")
     B: int = hyper(default=1, within="[0, inf)")
 
-    client = stateless
+    client, contact = stateless, answer
 
     def server(self, x: Vec) -> StemServer:
         return StemServer(x, d=0 * x)
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return first_contact(self, t, wanted=self.B > 0)
+        return after_contact(self, t)
 
-    def contact(self, down: StemServer, client: None, work: Work) -> tuple[Up, None]:
-        return Up(mean_gradient(down.x, self.B, work)), None
-
-    def begin(self, server: StemServer, mean: Up, cohort: Cohort) -> StemServer:
-        return StemServer(server.x, d=mean.v)
+    def begin(self, server: StemServer, mean: Answer, cohort: Cohort) -> StemServer:
+        return StemServer(server.x, d=mean.g)
 
     def send(self, server: StemServer) -> StemServer:
         return server

@@ -1,0 +1,100 @@
+"""What each method keeps, sends and computes, measured from its own records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.core import Cohort, exchanges_of, nbytes, tensors
+from undrift.hyper import METHODS, Spec
+from undrift.keyed import Key
+from undrift.problems import Problem
+from undrift.work import Solver, Work
+
+# Methods that cannot be made without hyper-parameters, for the table.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "snv": {"alpha": 0.5, "b1": 0.5, "b2": 0.2},
+    "triple-momentum": {"L": 1.0, "mu": 0.3},
+    "robust-momentum": {"L": 1.0, "kappa": 4.0, "rho": 0.6},
+    "pid": {"k_P": -0.5, "k_I": 1.0, "k_D": 0.5},
+    "pid-an": {"r": 0.5, "b": 0.5, "K_d": 0.1},
+    "asgd": {"delta": 0.5, "kappa": 4.0, "xi": 2.0},
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one visit, in multiples of the model: a pair (down, up) for every exchange of a round."""
+
+    spec: Spec
+    keeps: float  # by a client between visits
+    traffic: list[tuple[float, float]]
+    first_contact: list[tuple[float, float]]
+    gradients: float  # on minibatches, a local step
+    full_gradients: int  # a visit
+    one_walks: bool  # the last exchange is with one client only
+
+
+class _Counting:
+    """A problem of one client that counts the gradients asked of it."""
+
+    N, weights = 1, (1.0,)
+
+    def __init__(self, D: int):
+        self.x0 = torch.zeros(D)
+        self.gradients = self.full_gradients = 0
+
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: Any) -> None:
+        return None
+
+    def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:
+        self.gradients += 1
+        return y - 1
+
+    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
+        self.full_gradients += 1
+        return y - 1
+
+
+def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
+    """Play a first contact and two rounds with one client and look at what crosses the wire.
+
+    >>> import undrift as ud
+    >>> measure(ud.GHBM.spec, ud.GHBM()).traffic
+    [(2.0, 1.0)]
+    """
+    counting = _Counting(D)
+    problem: Problem = counting  # pyright: ignore[reportAssignmentType]
+    model = nbytes(counting.x0)
+    server, client = algorithm.server(counting.x0), algorithm.client(counting.x0)
+    keeps = sum(t.numel() for t in tensors(client)) / D
+    seen: dict[int, list[tuple[float, float]]] = {}
+    gradients, full_gradients, to = 0.0, 0, ""
+    for t in (0, 1, 2):
+        seen[t] = []
+        counting.gradients = counting.full_gradients = 0
+        for number, exchange in enumerate(exchanges_of(algorithm, t)):
+            work = Work(problem, Solver(lr=0.1), [0], [K], Key(0, t, number), single=True)
+            down = exchange.send(server)
+            before = counting.gradients
+            up, client = exchange.local(down, client, work)
+            gradients = max(gradients, (counting.gradients - before) / K) if t else 0.0
+            one = torch.ones(1, dtype=torch.float64)
+            cohort = Cohort(t, 1, 1, 1.0, one, 0 * one, work.lr, K)
+            server = exchange.update(server, up, cohort)
+            seen[t].append((nbytes(down) / model, nbytes(up) / model))
+            to = exchange.to
+        full_gradients = counting.full_gradients
+    return Cost(spec, keeps, seen[2], seen[0], gradients, full_gradients, to == "one")
+
+
+def catalogue() -> list[Cost]:
+    """Every method with its default hyper-parameters, by name.
+
+    >>> [cost.spec.name for cost in catalogue()][:2]
+    ['adabest', 'asgd']
+    """
+    entries = sorted(METHODS.items())
+    return [measure(e.spec, e.make(**EXAMPLES.get(name, {}))) for name, e in entries]
