@@ -12,8 +12,8 @@ def coefficients(steps: int, eta: float, mu: float, rho: float) -> np.ndarray:
         y, u = 0.0, 0.0  # the model sent is x = 0
         for k in range(steps):
             g = 1.0 if k == impulse else 0.0
-            u = rho * u + (g + mu * (y - 0.0))
-            y = y - eta * u
+            u = rho * u + g
+            y = y - eta * (u + mu * (y - 0.0))
         a[impulse] = (0.0 - y) / eta
     return a
 
@@ -32,6 +32,7 @@ def fednova(
 ) -> np.ndarray:
     """Wang et al. 2020, Algorithm 1, with proximal and momentum SGD as local solver.
 
+    With both, the proximal pull stays out of the momentum buffer, as the authors' code intends.
     `gmf` is the server momentum of the "hybrid" scheme; 0 gives line 6 of the algorithm.
     """
     x = w.x0.copy()
@@ -42,8 +43,8 @@ def fednova(
         for i in S:
             y, u = x.copy(), np.zeros_like(x)
             for k in range(K[i]):
-                u = rho * u + (w.grad(i, y, t, k) + mu * (y - x))
-                y = y - eta * u
+                u = rho * u + w.grad(i, y, t, k)
+                y = y - eta * (u + mu * (y - x))
             norm_a[i] = coefficients(K[i], eta, mu, rho).sum()
             d[i] = (x - y) / (eta * norm_a[i])
         p_S = sum(w.p[i] for i in S)

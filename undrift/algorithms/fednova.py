@@ -2,7 +2,7 @@
 
 Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem ...", NeurIPS 2020, appendices B, E, G, H.
 
-    u  <- rho u + grad F_i(y; xi) + mu (y - x),    y <- y - eta u          tau_i times from y = x, u = 0
+    u  <- rho u + grad F_i(y; xi),    y <- y - eta [ u + mu (y - x) ]      tau_i times from y = x, u = 0
     d_i = (x - y) / (eta ||a_i||_1)                             x - y = eta sum_k a_ik g_k
     x  <- x - tau_eff eta sum_i w_i d_i                         w_i = p_i / sum_cohort p
 
@@ -64,7 +64,7 @@ class FedNova:
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         def solve(work: Work, x: Vec) -> Vec:
             def step(y: Vec) -> Vec:
-                return work.step(y, work.grad(y) + self.mu * (y - x), self.rho)
+                return work.step(y, work.grad(y), self.rho) - work.lr * self.mu * (y - x)
 
             return work.loop(step, x)
 
