@@ -183,7 +183,9 @@ def rounds(
         raise InvalidInput("give x0 or start, not both: start holds a model already")
     else:
         start = replace(start, clients=start.clients.copy())
-    plan = _Plan(algorithm, problem, participation, local, visit, seed, chunk or _chunk(problem))
+    chunk = chunk or _chunk(problem)
+    largest = max(problem.weights)
+    plan = _Plan(algorithm, problem, participation, local, visit, seed, chunk, largest)
     return _play(plan, start, rounds, evaluate_every)
 
 
@@ -199,6 +201,7 @@ class _Plan:
     engine: Engine
     seed: int
     chunk: int
+    largest_weight: float
 
 
 def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator[Round]:
@@ -244,10 +247,9 @@ def _party(plan: _Plan, exchange: Exchange, draw: Draw, t: int, number: int) -> 
     problem = plan.problem
     if exchange.to == "everyone":
         draw = Draw(tuple(range(problem.N)))
-    p, largest = problem.weights, max(problem.weights)
-    share = [p[i] for i in draw.clients]
+    share = [problem.weights[i] for i in draw.clients]
     # relative to the largest, so that equal weights are exactly one
-    weights = draw.counts or [s / largest for s in share]
+    weights = draw.counts or [s / plan.largest_weight for s in share]
     key = Key(plan.seed, t, number)
     steps = plan.local.count(problem, key, draw.clients)
     party = Party(draw.clients, weights, steps, share)
