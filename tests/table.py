@@ -30,9 +30,7 @@ class Row:
         return "-".join([self.name, *(f"{k}={v}" for k, v in settings.items())])
 
 
-def same(
-    name: str, oracle: Callable[..., np.ndarray], hyper: dict[str, Any], **where: Any
-) -> Row:
+def same(name: str, oracle: Callable[..., np.ndarray], hyper: dict[str, Any], **where: Any) -> Row:
     """A row whose oracle uses the method's own words."""
     return Row(name, hyper, oracle, hyper, **where)
 
@@ -119,7 +117,9 @@ ROWS = [
     # momentum in local steps
     same("fedavg-m", momentum.fedavg_m, {"beta": 0.3}),
     same("fedavg-m", momentum.fedavg_m, {"beta": 0.3, "gamma": 0.2}),
-    Row("fedavg-m", {"beta": 0.3, "reparametrised": True}, momentum.fedavg_m_reparam, {"beta": 0.3}),
+    Row(
+        "fedavg-m", {"beta": 0.3, "reparametrised": True}, momentum.fedavg_m_reparam, {"beta": 0.3}
+    ),
     Row("fedcm", {"alpha": 0.3}, momentum.fedavg_m, {"beta": 0.3}),
     same("fedavg-m-vr", momentum.fedavg_m_vr, {"beta": 0.3, "B": 3}),
     same("fedavg-m-vr", momentum.fedavg_m_vr, {"beta": 0.3, "gamma": 0.2, "B": 0}),

@@ -16,7 +16,8 @@ X, Y = torch.randn(20, 3), torch.arange(20) % 2
 
 
 def go(algorithm: Any = None, **settings: Any) -> Any:
-    return lambda: ud.rounds(algorithm or ud.FedAvg(), quadratic(), **({"rounds": 3} | settings))
+    arguments: dict[str, Any] = {"rounds": 3} | settings
+    return lambda: ud.rounds(algorithm or ud.FedAvg(), quadratic(), **arguments)
 
 
 def federate(**more: Any) -> Callable[[], Any]:

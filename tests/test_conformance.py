@@ -72,7 +72,10 @@ def test_restart_from_the_records_alone(row: Row) -> None:
 
 def visit(row: Row, dtype: torch.dtype, t: int, server: Any, client: Any) -> Any:
     """One round with one client, record by record; what went in must come out unchanged."""
-    algorithm, problem = made(row), ud.Quadratic(torch.eye(3, dtype=dtype)[None], torch.ones(1, 3, dtype=dtype))
+    algorithm, problem = (
+        made(row),
+        ud.Quadratic(torch.eye(3, dtype=dtype)[None], torch.ones(1, 3, dtype=dtype)),
+    )
     for number, exchange in enumerate(exchanges_of(algorithm, t)):
         one = torch.ones(1, dtype=torch.float64)
         cohort = Cohort(t, 1, 1, 1.0, one, 0 * one, 0.05, 3.0)

@@ -118,9 +118,7 @@ def e13() -> float:
 
 
 def e14() -> float:
-    gaps = [
-        gap(go(ud.Scaffold(eta_g=s), who=EVERYONE), _flamby(s)) for s in (1.0, 1.4)
-    ]
+    gaps = [gap(go(ud.Scaffold(eta_g=s), who=EVERYONE), _flamby(s)) for s in (1.0, 1.4)]
     right = go(ud.Scaffold(), who=EVERYONE)
     left = ud.VRLSGD(), ud.LED(), ud.Scaffnew(), ud.LED(beta=1 / (ETA * K)), ud.Scaffnew(p=1 / K)
     return max(*gaps, *(gap(go(x, who=EVERYONE), right) for x in left))

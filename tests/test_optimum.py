@@ -15,7 +15,9 @@ STEPS = [1, 4, 2, 6, 3, 5]
 P = [0.1, 0.2, 0.3, 0.1, 0.2, 0.1]
 
 
-def quadratic(weights: list[float] | None = None, N: int = N, d: int = D, spread: float = 3.0) -> Any:
+def quadratic(
+    weights: list[float] | None = None, N: int = N, d: int = D, spread: float = 3.0
+) -> Any:
     rng = np.random.default_rng(1)
     Q, _ = np.linalg.qr(rng.normal(size=(N, d, d)))
     H = np.einsum("nij,nj,nkj->nik", Q, rng.uniform(0.3, 1.0, (N, d)), Q)
@@ -123,12 +125,14 @@ def test_fednova_bias_is_proportional_to_eta() -> None:
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5])
-def test_fedavg_m_ends_where_fedavg_with_beta_eta_does(beta: float) -> None:
+@pytest.mark.parametrize("K", [[4] * N, STEPS], ids=["equal", "unequal"])
+def test_fedavg_m_ends_where_fedavg_with_beta_eta_does(beta: float, K: list[int]) -> None:
+    """With unequal steps its directions are means over each client's own, so the limit is FedNova's at beta eta."""
     problem = quadratic()
-    p, K = np.full(N, 1 / N), [4] * N
+    p = np.full(N, 1 / N)
     args = problem.H.numpy(), problem.e.numpy(), p, K
     expected = closed_forms.fedavg_m_limit(*args, 0.2, beta)
-    local = ud.Local(steps=4, lr=0.2)
+    local = ud.Local(steps=K, lr=0.2)
     x = path(ud.FedAvg_M(beta), problem, rounds=2500, local=local, engine="batched")[-1]
     assert gap(x, expected) < 1e-9
     optimum = problem.optimum.numpy()
@@ -142,9 +146,9 @@ def test_lemma_4_with_its_constant_mended() -> None:
     H, e = torch.ones(2, 1, 1, dtype=torch.float64), torch.tensor([[a], [-a]], dtype=torch.float64)
     problem = ud.Quadratic(H, e)
     local = ud.Local(steps=[tau1, tau2], lr=1e-4)
-    x = path(
-        ud.FedAvg(server_lr=900.0), problem, rounds=400, local=local, engine="batched"
-    )[-1]  # a large server step: the limit is the same and comes sooner
+    x = path(ud.FedAvg(server_lr=900.0), problem, rounds=400, local=local, engine="batched")[
+        -1
+    ]  # a large server step: the limit is the same and comes sooner
     squared = float(x[0] ** 2)  # grad F(x) = x here
     assert squared == pytest.approx(0.64, rel=2e-3)
     assert closed_forms.lemma4_gradient_norm(tau1, tau2, a) == pytest.approx(0.64)

@@ -68,13 +68,15 @@ def test_draws_depend_on_seed_and_round_only() -> None:
 def test_weighted_draws_count_as_often_as_they_come() -> None:
     """S draws with replacement, averaged plainly: a client drawn twice weighs twice."""
     problem = quadratic([0.7, 0.1, 0.05, 0.05, 0.05, 0.05])
-    seed = next(s for s in range(50) if 2 in (ud.Weighted(3).draw(s, 1, problem.weights).counts or ()))
+    seed = next(
+        s for s in range(50) if 2 in (ud.Weighted(3).draw(s, 1, problem.weights).counts or ())
+    )
     draw = ud.Weighted(3).draw(seed, 1, problem.weights)
     ours = path(ud.FedAvg(), problem, rounds=1, participation=ud.Weighted(3), seed=seed,
                 local=ud.Local(steps=1, lr=0.1))[-1]  # fmt: skip
     gradients = [-problem.e[i].numpy() for i in draw.clients]  # at x = 0
     assert draw.counts is not None
-    mean = sum(c * g for c, g in zip(draw.counts, gradients, strict=True)) / 3
+    mean = np.average(gradients, axis=0, weights=draw.counts)
     assert gap(ours, -0.1 * mean) < 1e-12
 
 
@@ -82,7 +84,11 @@ def test_a_round_without_clients_leaves_the_model_alone() -> None:
     problem = quadratic()
     rounds = list(
         ud.rounds(
-            ud.FedAvg(), problem, rounds=40, participation=ud.Bernoulli(0.1), local=ud.Local(steps=1)
+            ud.FedAvg(),
+            problem,
+            rounds=40,
+            participation=ud.Bernoulli(0.1),
+            local=ud.Local(steps=1),
         )
     )
     empty = [r for r in rounds if not r.clients]
@@ -142,23 +148,21 @@ def test_weight_decay_is_part_of_the_gradient() -> None:
 def test_decay_and_lists_of_step_sizes() -> None:
     problem = WorldProblem(make_world(4))
     lrs = [0.1 * 0.9**t for t in range(6)]
-    a, b = (
-        path(ud.FedAvg_M(0.3), problem, rounds=6, local=ud.Local(steps=2, **kind))
-        for kind in ({"lr": 0.1, "decay": 0.9}, {"lr": lrs})
-    )
+    decayed, listed = ud.Local(steps=2, lr=0.1, decay=0.9), ud.Local(steps=2, lr=lrs)
+    a, b = (path(ud.FedAvg_M(0.3), problem, rounds=6, local=x) for x in (decayed, listed))
     assert gap(a, b) < 1e-12
 
 
 def test_drawn_numbers_of_steps() -> None:
     problem = quadratic()
     counts = [
-        k
-        for t in range(1, 300)
-        for k in ud.Local(steps=(2, 5)).count(problem, Key(0, t), range(6))
+        k for t in range(1, 300) for k in ud.Local(steps=(2, 5)).count(problem, Key(0, t), range(6))
     ]
     assert sorted(set(counts)) == [2, 3, 4, 5]
     assert abs(np.mean(counts) - 3.5) < 0.1
-    together = [ud.Local(steps=ud.Geometric(0.25)).count(problem, Key(0, t), range(6)) for t in range(500)]
+    together = [
+        ud.Local(steps=ud.Geometric(0.25)).count(problem, Key(0, t), range(6)) for t in range(500)
+    ]
     assert all(len(set(k)) == 1 for k in together)
     assert abs(np.mean([k[0] for k in together]) - 4) < 0.6
 

@@ -1,7 +1,7 @@
 """Undrift: federated optimisation on heterogeneous clients."""
 
+from undrift import algorithms
 from undrift.algorithms import *  # noqa: F403
-from undrift.algorithms import __all__ as _methods
 from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
 from undrift.data.partition import IID, Dirichlet
 from undrift.errors import ClientFailure, Diverged, InvalidInput
@@ -17,7 +17,6 @@ from undrift.work import Work
 __version__ = "0.1.0"
 
 __all__ = [
-    *_methods,
     "Algorithm",
     "Bernoulli",
     "ClientFailure",
@@ -50,3 +49,4 @@ __all__ = [
     "rounds",
     "run",
 ]
+__all__ += algorithms.__all__

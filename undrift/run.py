@@ -22,7 +22,9 @@ from undrift.states import ClientStates
 
 log = logging.getLogger("undrift")
 
-CHUNK_BYTES = 256 * 2**20  # what one chunk of the batched engine may take for the vectors of its clients
+CHUNK_BYTES = (
+    256 * 2**20
+)  # what one chunk of the batched engine may take for the vectors of its clients
 VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 
 
@@ -218,9 +220,7 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
                         continue  # nobody came
                     setting = Setting(problem, plan.engine, plan.chunk, plan.local.solver(when))
                     key = Key(plan.seed, when, number)
-                    server, cost = carry_out(
-                        exchange, server, state.clients, party, setting, key
-                    )
+                    server, cost = carry_out(exchange, server, state.clients, party, setting, key)
                     traffic, count = traffic + cost, count + 1
         except Diverged as end:
             raise Diverged(str(end), t, state) from None
@@ -325,4 +325,3 @@ def _check_fit(
         raise InvalidInput(
             f"{spec.name} has a local rule of its own: use ud.Local(momentum=0) with it"
         )
-

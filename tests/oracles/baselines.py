@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .world import World
+from .world import World, add
 
 
 def fedadc(
@@ -32,7 +32,7 @@ def fedadc(
                 else:
                     y = y - eta * (w.grad(i, y, t, k) + m_bar)
             deltas.append(x - y)
-        Delta = sum(deltas) / len(S)
+        Delta = add(deltas) / len(S)
         # The clients have already put beta_l m into Delta; the server adds what is left.
         m = Delta / eta + (beta_g - beta_l) * m
         x = x - alpha * eta * m
@@ -59,8 +59,8 @@ def feddyn(
                 y = y - eta * (w.grad(i, y, t, k) - g_hat[i] + alpha * (y - theta))
             g_hat[i] = g_hat[i] - alpha * (y - theta)
             ys.append(y)
-        h = h - alpha / w.N * sum(y - theta for y in ys)
-        theta = sum(ys) / len(P) - h / alpha
+        h = h - alpha / w.N * add(y - theta for y in ys)
+        theta = add(ys) / len(P) - h / alpha
         xs.append(theta)
     return np.array(xs)
 
@@ -86,7 +86,7 @@ def adabest(
                 h_i[i] = mu * (theta - y)
             last[i] = t
             ys.append(y)
-        theta_bar_new = sum(ys) / len(P)
+        theta_bar_new = add(ys) / len(P)
         h = beta * (theta_bar - theta_bar_new)
         theta_bar = theta_bar_new
         theta = theta_bar - h
@@ -142,7 +142,7 @@ def mime(
     s = {"m": np.zeros_like(x), "v": np.zeros_like(x)}
     xs = [x]
     for t, S in enumerate(cohorts, start=1):
-        c = sum(w.full(i, x) for i in S) / len(S)  # first exchange
+        c = add(w.full(i, x) for i in S) / len(S)  # first exchange
         ys = []
         for i in S:
             y = x.copy()
@@ -150,7 +150,7 @@ def mime(
                 g = w.grad(i, y, t, k, e=1) - w.grad(i, x, t, k, e=1) + c
                 y = _U(opt, y, g, s, t, eta, (beta, beta2), eps)
             ys.append(y)
-        x = x - server_lr * sum(x - y for y in ys) / len(S)
+        x = x - server_lr * add(x - y for y in ys) / len(S)
         s = _V(c, s, (beta, beta2))
         xs.append(x)
     return np.array(xs)
@@ -180,8 +180,8 @@ def mimelite(
             for k in range(K[i]):
                 y = _U(opt, y, w.grad(i, y, t, k), s, t, eta, (beta, beta2), eps)
             ys.append(y)
-        x = x - server_lr * sum(x - y for y in ys) / len(S)
-        s = _V(sum(full_gradients) / len(S), s, (beta, beta2))
+        x = x - server_lr * add(x - y for y in ys) / len(S)
+        s = _V(add(full_gradients) / len(S), s, (beta, beta2))
         xs.append(x)
     return np.array(xs)
 
@@ -190,12 +190,12 @@ def _first_contact(w: World, B: int) -> np.ndarray:
     """Mean over all clients of B minibatch gradients at x^0, before round 1; zero if B = 0."""
     if B == 0:
         return np.zeros_like(w.x0)
-    return sum(sum(w.grad(i, w.x0, 0, b) for b in range(B)) / B for i in range(w.N)) / w.N
+    return add(add(w.grad(i, w.x0, 0, b) for b in range(B)) / B for i in range(w.N)) / w.N
 
 
 def _minibatch_mean(w: World, S: list[int], K: list[int], x: np.ndarray, t: int) -> np.ndarray:
     """Mean over the cohort of each client's mean over the K_i minibatches of exchange 0, at x."""
-    return sum(sum(w.grad(i, x, t, k) for k in range(K[i])) / K[i] for i in S) / len(S)
+    return add(add(w.grad(i, x, t, k) for k in range(K[i])) / K[i] for i in S) / len(S)
 
 
 def _local_sarah(
@@ -271,7 +271,7 @@ def bvr_l_sgd(
     xs = [x]
     for t, S in enumerate(cohorts, start=1):
         if (t - 1) % period == 0:
-            v = sum(w.full(i, x) for i in range(w.N)) / w.N
+            v = add(w.full(i, x) for i in range(w.N)) / w.N
         else:
             v = v + _minibatch_mean(w, S, K, x, t) - _minibatch_mean(w, S, K, x_prev, t)
         i = pick[t - 1]
@@ -297,7 +297,7 @@ def stem(
                 y = y_new
             ys.append(y)
             ds.append(d)
-        x_bar = sum(ys) / len(S)
-        d_bar = sum(ds) / len(S)
+        x_bar = add(ys) / len(S)
+        d_bar = add(ds) / len(S)
         xs.append(x_bar)
     return np.array(xs)

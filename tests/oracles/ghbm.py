@@ -5,7 +5,7 @@ theta[t] is the server model after round t, so round t starts from theta[t - 1].
 
 import numpy as np
 
-from .world import World
+from .world import World, add
 
 
 def ghbm(
@@ -34,7 +34,7 @@ def ghbm(
             for j in range(J):
                 y = y - eta * w.grad(i, y, t, j) + beta * m
             deltas.append(theta[t - 1] - y)
-        theta.append(theta[t - 1] - eta_s * sum(deltas) / len(S))
+        theta.append(theta[t - 1] - eta_s * add(deltas) / len(S))
     return np.array(theta)
 
 
@@ -54,8 +54,8 @@ def ghbm_eq5(
             for j in range(K[i]):
                 y = y - eta * w.grad(i, y, t, j)
             deltas.append(theta[t - 1] - y)
-        g = sum(deltas) / len(S)
-        m[t] = 1 / tau * sum(beta * m[t - k] for k in range(1, tau + 1)) + g
+        g = add(deltas) / len(S)
+        m[t] = 1 / tau * add(beta * m[t - k] for k in range(1, tau + 1)) + g
         theta.append(theta[t - 1] - m[t])
     return np.array(theta)
 
@@ -85,9 +85,9 @@ def ghbm_theory(
             for j in range(K[i]):
                 grads.append(w.grad(i, y, t, j))
                 y = y - eta * (beta * grads[-1] + (1 - beta) * m)
-            g_bars.append(sum(grads) / K[i])
-        g[t] = sum(g_bars) / len(S)
-        g_tau = 1 / tau * sum(g[k] for k in range(t - tau + 1, t + 1))
+            g_bars.append(add(grads) / K[i])
+        g[t] = add(g_bars) / len(S)
+        g_tau = 1 / tau * add(g[k] for k in range(t - tau + 1, t + 1))
         m = (1 - beta) * m + beta * g_tau
         step = eta * sum(K[i] for i in S) / len(S) if eta_s is None else eta_s
         theta.append(theta[t - 1] - step * m)
@@ -120,7 +120,7 @@ def ghbm_server(
             m = 1 / tau * (theta[t - 1] - theta[0])
         else:
             m = np.zeros_like(w.x0)
-        theta.append(theta[t - 1] - eta_s * sum(deltas) / len(S) + beta * m)
+        theta.append(theta[t - 1] - eta_s * add(deltas) / len(S) + beta * m)
     return np.array(theta)
 
 
@@ -155,7 +155,7 @@ def local_ghbm(
                 y = y - eta * w.grad(i, y, t, j) + beta * m
             stored[i] = (t, theta[t - 1].copy())
             deltas.append(theta[t - 1] - y)
-        theta.append(theta[t - 1] - eta_s * sum(deltas) / len(S))
+        theta.append(theta[t - 1] - eta_s * add(deltas) / len(S))
     return np.array(theta)
 
 
@@ -189,5 +189,5 @@ def fedhbm(
                 y = y - eta * w.grad(i, y, t, j) + beta * m
             stored[i] = (t, y.copy())
             deltas.append(theta[t - 1] - y)
-        theta.append(theta[t - 1] - eta_s * sum(deltas) / len(S))
+        theta.append(theta[t - 1] - eta_s * add(deltas) / len(S))
     return np.array(theta)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .world import World
+from .world import World, add
 
 
 def scaffold(
@@ -24,8 +24,8 @@ def scaffold(
     c_i = [np.zeros_like(x) for _ in range(w.N)]
     if B > 0:
         for i in range(w.N):
-            c_i[i] = sum(w.grad(i, x, 0, b) for b in range(B)) / B
-    c = sum(c_i) / w.N  # the algorithm needs c = mean c_i from the start
+            c_i[i] = add(w.grad(i, x, 0, b) for b in range(B)) / B
+    c = add(c_i) / w.N  # the algorithm needs c = mean c_i from the start
     xs = [x]
     for t, S in enumerate(cohorts, start=1):
         delta_y, delta_c = [], []
@@ -40,8 +40,8 @@ def scaffold(
             delta_y.append(y - x)
             delta_c.append(c_plus - c_i[i])
             c_i[i] = c_plus
-        x = x + eta_g * sum(delta_y) / len(S)
-        c = c + len(S) / w.N * (sum(delta_c) / len(S))
+        x = x + eta_g * add(delta_y) / len(S)
+        c = c + len(S) / w.N * (add(delta_c) / len(S))
         xs.append(x)
     return np.array(xs)
 
@@ -59,7 +59,7 @@ def vrl_sgd(w: World, cohorts: list[list[int]], K: list[int], eta: float) -> np.
             for k in range(K[i]):
                 y = y - eta * (w.grad(i, y, t, k) - Delta[i])
             ys.append(y)
-        x = sum(ys) / w.N
+        x = add(ys) / w.N
         for i in range(w.N):
             Delta[i] = Delta[i] + (x - ys[i]) / (K[i] * eta)
         xs.append(x)
@@ -84,7 +84,7 @@ def led(
             for k in range(K[i]):
                 phi = phi - eta * (w.grad(i, phi, t, k) + dual[i])
             phis.append(phi)
-        x = sum(phis) / w.N
+        x = add(phis) / w.N
         for i in range(w.N):
             dual[i] = dual[i] + beta * (phis[i] - x)
         xs.append(x)
@@ -112,7 +112,7 @@ def scaffnew(
                 if k < K[i]:  # theta = 0: xhat_i is kept, h_i does not move
                     xi[i] = xi[i] - eta * (w.grad(i, xi[i], t, k) - h[i])
         xhat = xi
-        mean = sum(xhat) / w.N  # theta = 1: prox of the consensus constraint
+        mean = add(xhat) / w.N  # theta = 1: prox of the consensus constraint
         h = [h[i] + p / eta * (mean - xhat[i]) for i in range(w.N)]
         xi = [mean.copy() for _ in range(w.N)]
         xs.append(mean)
@@ -144,7 +144,7 @@ def iag(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, tau: in
     table = [np.zeros_like(x) for _ in range(tau)]
     xs = [x]
     for t, S in enumerate(cohorts):
-        table[t % tau] = sum(w.full(i, x) for i in S) / len(S)
-        x = x - eta * (1 / tau) * sum(table)
+        table[t % tau] = add(w.full(i, x) for i in S) / len(S)
+        x = x - eta * (1 / tau) * add(table)
         xs.append(x)
     return np.array(xs)

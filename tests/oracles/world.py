@@ -5,6 +5,7 @@ the same minibatch do not differ by a constant, so a method that must reuse a mi
 n = 17 is prime to every factor in `sample`, so that no index of a minibatch goes unseen.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,3 +44,8 @@ def make_world(
     b = 2 * rng.normal(size=(N, 1, d)) + rng.normal(size=(N, n, d))
     weights = np.full(N, 1 / N) if p is None else np.asarray(p, dtype=float)
     return World(A, b, weights / weights.sum(), rng.normal(size=d))
+
+
+def add(vectors: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum of vectors; unlike the built-in, typed as one."""
+    return np.sum(list(vectors), axis=0)

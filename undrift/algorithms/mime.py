@@ -67,6 +67,11 @@ def first(x: Vec, opt: str) -> Server:
     return Server(x, None if opt == "sgd" else 0 * x, 0 * x if opt == "adam" else None, None)
 
 
+def filled(c: Vec | None) -> Vec:
+    assert c is not None, "the round's first exchange has not taken place"
+    return c
+
+
 def U(self: "Mime | MimeLite", g: Vec, down: Any, t: int) -> Vec:
     """The optimiser's direction with its state frozen."""
     if self.opt == "sgd":
@@ -120,15 +125,16 @@ class Mime:
         return Down(server.x, server.m, server.v, server.c)
 
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
+        c = filled(down.c)
+
         def step(y: Vec) -> Vec:
-            g = work.grad(y) - work.grad(down.x) + down.c
+            g = work.grad(y) - work.grad(down.x) + c
             return y - work.lr * U(self, g, down, work.t)
 
         return Up(down.x - work.loop(step, down.x)), None
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
-        assert server.c is not None
-        m, v = V(self, server, server.c)
+        m, v = V(self, server, filled(server.c))
         return Server(server.x - self.server_lr * mean.delta, m, v, None)
 
 

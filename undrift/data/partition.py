@@ -57,7 +57,9 @@ class Dirichlet:
         parts, used = [], np.zeros_like(counts)
         for size, mixture in zip(sizes, mixtures, strict=True):
             take = _take(int(size), mixture, counts - used, random)
-            parts.append(np.concatenate([p[u : u + k] for p, u, k in zip(pools, used, take, strict=True)]))
+            parts.append(
+                np.concatenate([p[u : u + k] for p, u, k in zip(pools, used, take, strict=True)])
+            )
             used = used + take
         return parts
 
@@ -87,7 +89,9 @@ def _one_class_each(pools: Sequence[np.ndarray], N: int) -> list[np.ndarray]:
         clients[np.argmax(sizes / clients)] += 1
     if (clients > sizes).any():
         raise InvalidInput(f"Dirichlet(alpha=0): a class has fewer samples than clients, N={N}")
-    return [part for pool, k in zip(pools, clients, strict=True) for part in np.array_split(pool, k)]
+    return [
+        part for pool, k in zip(pools, clients, strict=True) for part in np.array_split(pool, k)
+    ]
 
 
 def _enough(n: int, N: int) -> None:

@@ -107,7 +107,9 @@ class ModelProblem:
         largest = max(self.size(i) for i in clients)
         width = largest if batch is None else min(batch, largest)
         samples = np.zeros((len(clients), max(steps), width), dtype=np.int64)
-        counts = np.ones((len(clients), max(steps)), dtype=np.int64)  # after its last step: anything
+        counts = np.ones(
+            (len(clients), max(steps)), dtype=np.int64
+        )  # after its last step: anything
         for row, (i, K) in enumerate(zip(clients, steps, strict=True)):
             self._draw_one(key, i, K, batch, samples[row], counts[row])
         live = np.arange(max(steps)) < np.asarray(steps)[:, None]
@@ -241,7 +243,9 @@ class ModelProblem:
                 f"{list(self.Y.shape)}, {self.Y.dtype}: {str(error).splitlines()[0]}"
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
-            raise InvalidInput(f"loss(model(inputs), targets) must be one finite number, got {value}")
+            raise InvalidInput(
+                f"loss(model(inputs), targets) must be one finite number, got {value}"
+            )
 
 
 def _seeds(key: Key, client: int, K: int) -> np.ndarray:
@@ -262,9 +266,13 @@ def _tensors(data: Any, name: str) -> tuple[Tensor, Tensor]:
     elif isinstance(data, (tuple, list)) and len(data) == 2:
         X, Y = (torch.as_tensor(part) for part in data)
     else:
-        raise InvalidInput(f"{name} must be (inputs, targets) or a Dataset, got {type(data).__name__}")
+        raise InvalidInput(
+            f"{name} must be (inputs, targets) or a Dataset, got {type(data).__name__}"
+        )
     if len(X) != len(Y) or len(X) == 0:
-        raise InvalidInput(f"{name}: {len(X)} inputs and {len(Y)} targets: give one target an input")
+        raise InvalidInput(
+            f"{name}: {len(X)} inputs and {len(Y)} targets: give one target an input"
+        )
     for what, values in (("inputs", X), ("targets", Y)):
         if values.is_floating_point():
             bad = ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
