@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -87,8 +85,7 @@ def test_an_epoch_visits_every_sample_once() -> None:
                     for k in range(first, first + K)
                     for s in drawn.samples[0, k, : int(drawn.counts[0, k])]
                 ]
-                mine = problem.index[problem.ends[client] : problem.ends[client + 1]].tolist()
-                assert sorted(seen) == sorted(mine)
+                assert sorted(seen) == sorted(problem.samples(client).tolist())
 
 
 def test_minibatches_depend_on_their_key_only() -> None:
@@ -145,17 +142,183 @@ def test_frozen_and_tied_parameters() -> None:
     assert torch.equal(moved[2].bias, frozen)
 
 
+def dropout_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 3), nn.Dropout(0.1)
+    ).double()
+
+
 def test_dropout_repeats_on_the_same_minibatch() -> None:
-    net = nn.Sequential(nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 3)).double()
-    problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=ud.IID(4))
+    problem = federation(model=dropout_net())
     minibatches = problem.draw(Key(0, 1), [0], [2], 5)
     a, b, c = (problem.grad(problem.x0, minibatches, k) for k in (0, 0, 1))
     assert torch.equal(a, b) and not torch.equal(a, c)
+    other = problem.draw(Key(1, 1), [0], [2], 5)
+    assert not torch.equal(a, problem.grad(problem.x0, other, 0))
+
+
+@pytest.mark.parametrize("local", [{"steps": 4, "batch": 5}, {"epochs": 1, "batch": 4}], ids=str)
+def test_engines_agree_with_dropout(local: dict[str, Any]) -> None:
+    problem = federation(model=dropout_net())
+    assert problem.engine == "batched"
+    settings: dict[str, Any] = {
+        "rounds": 3, "local": ud.Local(**local), "participation": ud.Uniform(3)
+    }  # fmt: skip
+    for algorithm in (ud.FedAvg(), ud.FedAvg_M_VR(0.3)):
+        a, b = (path(algorithm, problem, engine=e, **settings) for e in ("sequential", "batched"))
+        assert gap(a, b) < 1e-9
+
+
+def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
+    flat = FlatModel(nn.Sequential(nn.Dropout(0.3), nn.Linear(1000, 1, bias=False)))
+    flat.template.train()
+    (layer,) = flat.dropouts
+    dropped = []
+    for seed in range(40):
+        layer.seed = torch.tensor(seed)
+        out = layer(torch.ones(5, 1000))
+        dropped.append(float((out == 0).float().mean()))
+        assert torch.allclose(out[out != 0], torch.tensor(1 / 0.7))
+    assert np.mean(dropped) == pytest.approx(0.3, abs=0.005)
+    assert np.std(dropped) == pytest.approx(np.sqrt(0.21 / 5000), rel=0.5)
+    flat.template.eval()
+    assert torch.equal(layer(torch.ones(5, 1000)), torch.ones(5, 1000))
+
+
+def test_channels_are_dropped_whole() -> None:
+    flat = FlatModel(nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(8, 1, 1)))
+    (layer,) = flat.dropouts
+    layer.train()
+    layer.seed = torch.tensor(3)
+    out = layer(torch.ones(6, 8, 4, 4)).flatten(2)
+    assert ((out == 0).all(-1) | (out == 2).all(-1)).all()
+
+
+def test_randomness_that_hides_in_a_model_is_seeded_and_not_batched() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(F.dropout(x, 0.5, self.training))
+
+    problem = federation(model=Noisy().double())
     assert problem.engine == "sequential"
     first, again = (path(ud.FedAvg_M_VR(0.3), problem, rounds=3, engine="auto") for _ in range(2))
     assert (first == again).all()
-    with pytest.raises(ud.InvalidInput, match="dropout"):
+    with pytest.raises(ud.InvalidInput, match="random numbers of its own"):
         ud.run(ud.FedAvg(), problem, rounds=1, engine="batched")
+
+
+def test_a_buffer_that_changes_is_refused_by_name() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 3)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += len(x)
+            return self.out(x)
+
+    with pytest.raises(ud.InvalidInput, match="buffer 'seen'"):
+        federation(model=Counts().double())
+
+
+# augmentation
+
+
+def test_crop_and_flip_does_what_it_says() -> None:
+    image = torch.arange(2 * 3 * 5 * 5, dtype=torch.uint8).reshape(2, 3, 5, 5)
+    augment = ud.CropFlip(pad=2)
+    still = torch.tensor([[2, 2, 0], [2, 2, 0]])
+    assert torch.equal(augment.apply(image, still), image)
+    mirrored = torch.tensor([[2, 2, 1], [2, 2, 0]])
+    assert torch.equal(augment.apply(image, mirrored)[0], image[0].flip(-1))
+    moved = augment.apply(image, torch.tensor([[3, 1, 0], [2, 2, 0]]))[0]
+    assert torch.equal(moved[:, :4, 1:], image[0, :, 1:, :4])
+    assert (moved[:, 4] == 0).all() and (moved[:, :, 0] == 0).all()
+    pair = augment.apply(image[None].repeat(4, 1, 1, 1, 1), mirrored[None].repeat(4, 1, 1))
+    assert pair.shape == (4, 2, 3, 5, 5) and torch.equal(pair[3, 0], image[0].flip(-1))
+    drawn = augment.draw(np.random.default_rng(0), (3000,))
+    assert set(drawn[:, 0]) == set(range(5)) and abs(drawn[:, 2].mean() - 0.5) < 0.05
+
+
+def test_engines_agree_with_augmentation_and_bytes() -> None:
+    rng = np.random.default_rng(0)
+    images = torch.as_tensor(rng.integers(0, 256, (60, 1, 6, 6)), dtype=torch.uint8)
+    labels = torch.as_tensor(rng.integers(0, 3, 60))
+    problem = ud.federate(
+        (images, labels),
+        model=nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double(),
+        loss=F.cross_entropy,
+        clients=ud.IID(7),
+        prepare=lambda x: x.float() / 255,
+        augment=ud.CropFlip(pad=1),
+    )
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(epochs=1, batch=4, lr=0.3)}
+    for algorithm in (ud.FedAvg(), ud.FedAvg_M_VR(0.3)):
+        a, b = (path(algorithm, problem, engine=e, **settings) for e in ("sequential", "batched"))
+        assert gap(a, b) < 1e-9
+    minibatches = problem.draw(Key(0, 1), [0], [2], 4)
+    assert torch.equal(*(problem.grad(problem.x0, minibatches, 0) for _ in range(2)))
+
+
+# figures
+
+
+def test_figures_on_request() -> None:
+    problem = federation(
+        test=(X[:30], Y[:30]), figures=["test", "train", "clients", "gradient"], weights="samples"
+    )
+    x = problem.x0
+    found = problem.evaluate(x)
+    assert set(found) == {
+        "loss", "accuracy", "train_loss", "train_accuracy", "client_loss", "client_accuracy",
+        "client_loss_worst_tenth", "client_accuracy_worst_tenth", "grad_norm",
+    }  # fmt: skip
+    each = [
+        float(
+            F.cross_entropy(problem.flat(x, X[problem.samples(i)]), Y[problem.samples(i)]).detach()
+        )
+        for i in range(7)
+    ]
+    assert found["client_loss"] == pytest.approx(np.mean(each))
+    assert found["client_loss_worst_tenth"] == pytest.approx(max(each))
+    gradient = sum(p * problem.full_grad(x, [i]) for i, p in enumerate(problem.weights))
+    assert isinstance(gradient, torch.Tensor)
+    assert found["grad_norm"] == pytest.approx(float(gradient.norm()), rel=1e-9)
+    with pytest.raises(ud.InvalidInput, match="unknown figure 'tset'"):
+        federation(figures=["tset"])
+
+
+def test_final_quality_and_best_model() -> None:
+    result = ud.run(ud.FedAvg(), federation(), rounds=12, local=ud.Local(epochs=1, batch=8, lr=2.0))
+    accuracy = [r.metrics["accuracy"] for r in result.history]
+    assert result.final("accuracy", last=5) == pytest.approx(np.mean(accuracy[-5:]))
+    assert result.best is not None and result.best.value == max(accuracy)
+    assert result.best.round == accuracy.index(max(accuracy)) + 1
+    again = result.problem.evaluate(result.best.x)
+    assert again["accuracy"] == result.best.value
+    with pytest.raises(ud.InvalidInput, match="unknown metric 'acuracy'; did you mean 'accuracy'"):
+        result.final("acuracy")
+
+
+def test_describe_and_plot(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = federation(clients=ud.Dirichlet(7, alpha=0))
+    problem.describe()
+    told = capsys.readouterr().out
+    assert "7 clients, 101 samples" in told and "classes a client: 1.0 of 3" in told
+    h = problem.heterogeneity()
+    assert h.divergence == pytest.approx(2 / 3, abs=0.05)
+    assert federation().heterogeneity().divergence < 0.3  # pyright: ignore[reportOptionalOperand]
+    figure = problem.plot()
+    assert len(figure.axes) == 3
+    import matplotlib.pyplot as plt
+
+    plt.close(figure)
 
 
 def test_auto_picks_the_engine_that_fits() -> None:
@@ -216,52 +379,3 @@ def test_synthetic_repeats_and_differs() -> None:
     assert a.weights[0] == pytest.approx(a.size(0) / len(a.X))
     result = ud.run(ud.FedNova(), a, rounds=20, local=ud.Local(epochs=1, batch=20, lr=0.02))
     assert result.history[-1].metrics["loss"] < result.history[0].metrics["loss"]
-
-
-# partitions
-
-
-@given(
-    st.integers(1, 30), st.sampled_from([0.0, 0.01, 0.3, 1.0, 100.0]), st.integers(0, 99), st.data()
-)
-@settings(max_examples=80, deadline=None)
-def test_dirichlet_deals_every_sample_once(N: int, alpha: float, seed: int, data: Any) -> None:
-    classes = data.draw(st.integers(1, 6))
-    n = data.draw(st.integers(60, 300))
-    labels = np.random.default_rng(seed).integers(0, classes, n)
-    if alpha == 0 and N < len(np.unique(labels)):
-        with pytest.raises(ud.InvalidInput, match="classes need as many clients"):
-            ud.Dirichlet(N, alpha).split(n, labels, seed)
-        return
-    try:
-        parts = ud.Dirichlet(N, alpha).split(n, labels, seed)
-    except ud.InvalidInput as error:
-        assert "fewer samples than clients" in str(error)
-        return
-    assert len(parts) == N
-    assert sorted(np.concatenate(parts)) == list(range(n))
-    assert min(map(len, parts)) >= 1
-    if alpha > 0:
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    else:
-        assert all(len(set(labels[p])) == 1 for p in parts)
-    again = ud.Dirichlet(N, alpha).split(n, labels, seed)
-    assert all((a == b).all() for a, b in zip(parts, again, strict=True))
-
-
-def test_dirichlet_mixtures_have_the_right_spread() -> None:
-    """While the pools last, a client's share of a class has the variance of Dirichlet(alpha)."""
-    labels = np.repeat(np.arange(5), 4000)
-    for alpha in (0.3, 2.0):
-        parts = ud.Dirichlet(200, alpha).split(len(labels), labels, 0)[:60]
-        shares = np.array([np.bincount(labels[p], minlength=5) / len(p) for p in parts])
-        expected = 0.2 * 0.8 / (5 * alpha + 1)
-        assert shares.var() == pytest.approx(expected, rel=0.25)
-
-
-@given(st.integers(1, 50), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
-def test_iid_deals_every_sample_once(N: int, seed: int) -> None:
-    parts = ud.IID(N).split(57, None, seed)
-    assert sorted(np.concatenate(parts)) == list(range(57))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -3,7 +3,18 @@
 from undrift import algorithms
 from undrift.algorithms import *  # noqa: F403
 from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
-from undrift.data.partition import IID, Dirichlet
+from undrift.data.augment import CropFlip
+from undrift.data.partition import (
+    IID,
+    ClassDirichlet,
+    ClassesPerClient,
+    Dirichlet,
+    FeatureSkew,
+    Natural,
+    QuantitySkew,
+    Shards,
+    Similarity,
+)
 from undrift.errors import ClientFailure, Diverged, InvalidInput
 from undrift.hyper import algorithm, hyper, method
 from undrift.local import Geometric, Local
@@ -19,22 +30,30 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Bernoulli",
+    "ClassDirichlet",
+    "ClassesPerClient",
     "ClientFailure",
     "Cohort",
+    "CropFlip",
     "Cyclic",
     "Dirichlet",
     "Diverged",
     "Everyone",
     "Exchange",
+    "FeatureSkew",
     "Fixed",
     "Geometric",
     "IID",
     "InvalidInput",
     "Local",
     "ModelProblem",
+    "Natural",
     "Quadratic",
+    "QuantitySkew",
     "Result",
     "Round",
+    "Shards",
+    "Similarity",
     "State",
     "Synthetic",
     "Uniform",

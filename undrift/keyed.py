@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     PARTITION = 5
     DATA = 6
     DROPOUT = 7
+    AUGMENTATION = 8
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from undrift.errors import InvalidInput
 from undrift.hyper import inside
 from undrift.keyed import Key, Purpose, generator
+
+
+Weights: TypeAlias = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Participation(Protocol):
     """Anything with these two methods says who takes part."""
 
     def check(self, N: int, rounds: int) -> None: ...
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw: ...
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Everyone:
     def check(self, N: int, rounds: int) -> None:
         pass
 
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         return Draw(tuple(range(len(weights))))
 
 
@@ -49,7 +52,7 @@ class Uniform:
     def check(self, N: int, rounds: int) -> None:
         _at_most(self.S, N, "Uniform")
 
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         random = generator(Purpose.COHORT, Key(seed, round))
         chosen = random.choice(len(weights), self.S, replace=False)
         return Draw(tuple(sorted(int(i) for i in chosen)))
@@ -64,7 +67,7 @@ class Cyclic:
     def check(self, N: int, rounds: int) -> None:
         _at_most(self.S, N, "Cyclic")
 
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         first, N = (round - 1) * self.S, len(weights)
         return Draw(tuple(sorted((first + j) % N for j in range(self.S))))
 
@@ -79,7 +82,7 @@ class Weighted:
         if self.S < 1:
             raise InvalidInput(f"Weighted: S must be at least 1, got {self.S}")
 
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         random = generator(Purpose.COHORT, Key(seed, round))
         p = np.asarray(weights, dtype=np.float64)
         drawn = random.choice(len(p), self.S, p=p / p.sum())
@@ -97,7 +100,7 @@ class Bernoulli:
         if not inside(self.q, "(0, 1]"):
             raise InvalidInput(f"Bernoulli: q must lie in (0, 1], got {self.q}")
 
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         random = generator(Purpose.COHORT, Key(seed, round))
         comes = random.random(len(weights)) < self.q
         return Draw(tuple(np.flatnonzero(comes).tolist()))
@@ -121,7 +124,7 @@ class Fixed:
                     f"Fixed: round {t} must name different clients from 0 to {N - 1}, got {list(cohort)}"
                 )
 
-    def draw(self, seed: int, round: int, weights: Sequence[float]) -> Draw:
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         return Draw(tuple(sorted(int(i) for i in self.cohorts[round - 1])))
 
 

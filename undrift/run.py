@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,15 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best model that was evaluated: by accuracy where there is one, else by loss."""
+
+    round: int
+    value: float
+    x: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished run."""
 
@@ -81,11 +91,19 @@ class Result:
     state: State = field(repr=False)
     history: list[Round] = field(repr=False)
     stopped: str | None = None  # why it ended early
+    best: Best | None = field(default=None, repr=False)
 
     @property
     def x(self) -> Tensor:
         """The final model of the server, flat."""
         return self.state.server.x
+
+    def final(self, metric: str, last: int = 100) -> float:
+        """A run's quality as the papers report it: the mean over the last rounds in which it was recorded."""
+        values = [r.metrics[metric] for r in self.history if metric in r.metrics]
+        if not values:
+            raise unknown("metric", metric, {name for r in self.history for name in r.metrics})
+        return sum(values[-last:]) / len(values[-last:])
 
     def model(self) -> Any:
         """The final model as an nn.Module, for problems made from one."""
@@ -132,16 +150,26 @@ def run(
         start=start,
     )
     history: list[Round] = []
-    state, stopped = start, None
+    state, stopped, best = start, None, None
     try:
         for r in every_round:
-            state = r._state
+            state, best = r._state, _better(best, r)
             history.append(replace(r, _state=None))
     except Diverged as end:
         state, stopped = cast(State, end.state), str(end)
         log.warning("stopped: %s", stopped)
     assert state is not None
-    return Result(problem, state, history, stopped)
+    return Result(problem, state, history, stopped, best)
+
+
+def _better(best: Best | None, r: Round) -> Best | None:
+    if "accuracy" in r.metrics:
+        value, better = r.metrics["accuracy"], best is None or r.metrics["accuracy"] > best.value
+    elif "loss" in r.metrics:
+        value, better = r.metrics["loss"], best is None or r.metrics["loss"] < best.value
+    else:
+        return best
+    return Best(r.round, value, r.x) if better else best
 
 
 def rounds(
@@ -186,7 +214,7 @@ def rounds(
     else:
         start = replace(start, clients=start.clients.copy())
     chunk = chunk or _chunk(problem)
-    largest = max(problem.weights)
+    largest = float(np.max(problem.weights))
     plan = _Plan(algorithm, problem, participation, local, visit, seed, chunk, largest)
     return _play(plan, start, rounds, evaluate_every)
 
@@ -247,7 +275,7 @@ def _party(plan: _Plan, exchange: Exchange, draw: Draw, t: int, number: int) -> 
     problem = plan.problem
     if exchange.to == "everyone":
         draw = Draw(tuple(range(problem.N)))
-    share = [problem.weights[i] for i in draw.clients]
+    share = [float(problem.weights[i]) for i in draw.clients]
     # relative to the largest, so that equal weights are exactly one
     weights = draw.counts or [s / plan.largest_weight for s in share]
     key = Key(plan.seed, t, number)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from undrift.keyed import Key
@@ -22,7 +23,7 @@ class Problem(Protocol):
         ...
 
     @property
-    def weights(self) -> Sequence[float]:
+    def weights(self) -> Sequence[float] | np.ndarray:
         """The weight p_i of each client in the objective; they sum to one."""
         ...
 

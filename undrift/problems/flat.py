@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 
 from undrift.errors import InvalidInput
+from undrift.problems.dropout import keyed
 
 
 class FlatModel:
@@ -25,9 +25,11 @@ class FlatModel:
             if isinstance(layer, _NormBase) and layer.track_running_stats:
                 raise InvalidInput(
                     f"layer {name!r} ({type(layer).__name__}) keeps running statistics, which are not parameters "
-                    "and cannot be averaged with them: use nn.GroupNorm in its place"
+                    "and cannot be averaged with them: ud.group_norm(model) puts GroupNorm in its place"
                 )
+        self.original = module
         self.template = deepcopy(module)
+        self.dropouts = keyed(self.template)
         named = [(n, p) for n, p in self.template.named_parameters() if p.requires_grad]
         if not named:
             raise InvalidInput("the model has no trainable parameters")
@@ -44,12 +46,15 @@ class FlatModel:
         parts = y.split(self.sizes)
         return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
-    def __call__(self, y: Tensor, inputs: Tensor) -> Any:
+    def __call__(self, y: Tensor, inputs: Tensor, seed: Tensor | None = None) -> Any:
+        """The model's output; `seed` chooses the units that dropout drops in training."""
+        for layer in self.dropouts:
+            layer.seed = seed
         return functional_call(self.template, self.parameters(y), (inputs,))
 
     def module(self, x: Tensor) -> nn.Module:
-        """A copy of the module with these parameters."""
-        copy = deepcopy(self.template).eval()
+        """A copy of the user's module with these parameters."""
+        copy = deepcopy(self.original).eval()
         own = dict(copy.named_parameters())
         with torch.no_grad():
             for name, value in self.parameters(x).items():
@@ -60,8 +65,6 @@ class FlatModel:
         """Whether any layer is of one of these kinds."""
         return any(isinstance(layer, kinds) for layer in self.template.modules())
 
-    @property
-    def dropout(self) -> bool:
-        """Whether training draws random numbers inside the model."""
-        layers = self.template.modules()
-        return any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in layers)
+    def buffers(self) -> dict[str, Tensor]:
+        """What the module holds besides parameters, as it is now."""
+        return {name: value.clone() for name, value in self.template.named_buffers()}

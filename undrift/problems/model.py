@@ -11,15 +11,19 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.data import Dataset
 
-from undrift.data.partition import Partition, as_parts
-from undrift.errors import InvalidInput
+from undrift.data.augment import CropFlip
+from undrift.data.partition import Natural, Partition, Parts, Samples, as_parts
+from undrift.errors import InvalidInput, unknown
 from undrift.keyed import Key, Purpose, generator
 from undrift.problems.flat import FlatModel
+from undrift.problems.heterogeneity import Heterogeneity, measured, picture
 from undrift.problems.weights import client_weights
 
 EVALUATION_BATCH = 2048
+FIGURES = ("test", "train", "clients", "gradient")
 
 Loss = Callable[[Any, Tensor], Tensor]
+Prepare = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Minibatches:
     samples: Tensor
     counts: Tensor
     ragged: bool
-    dropout: list[np.ndarray] | None = None  # a seed a step
+    seeds: Tensor | None  # of dropout, `[S, K]`
+    augmentation: Tensor | None  # what was drawn for each sample, `[S, K, batch, ...]`
 
 
 def federate(
@@ -40,16 +45,24 @@ def federate(
     loss: Loss,
     clients: Partition | Sequence[Sequence[int]] | np.ndarray | Tensor,
     weights: str | Sequence[float] | Tensor = "uniform",
+    prepare: Prepare | None = None,
+    augment: CropFlip | None = None,
+    figures: Sequence[str] = ("test",),
     seed: int = 0,
 ) -> "ModelProblem":
     """A federation from a model and data.
 
-    train, test   (inputs, targets) as tensors or arrays, or a Dataset of such pairs
+    train, test   (inputs, targets) as tensors or arrays, a Dataset of such pairs, or what ud.load gives (with its test)
     loss          loss(model(inputs), targets), a mean over samples, as F.cross_entropy
     clients       a partition such as ud.Dirichlet(100, alpha=0.2); or the sample numbers of each client; or a client
                   for every sample
     weights       of clients in the objective: "uniform" (Cheng, Sun, Karimireddy, Zaccone et al.), "samples", i.e.
                   n_i / n (Wang et al.), or numbers.  Every method averages with them.
+    prepare       makes model inputs from a batch of stored ones, e.g. images kept as bytes
+    augment       ud.CropFlip(): random crops and mirror images in training
+    figures       what to record of a model: "test" loss and accuracy (of the training data if there are no others),
+                  "train", "clients" (mean and worst tenth), "gradient" (norm of the global objective's)
+    seed          of the partition
 
     >>> import undrift as ud, torch.nn.functional as F
     >>> data = torch.randn(20, 2), torch.arange(20) % 3
@@ -57,17 +70,38 @@ def federate(
     >>> problem.N, problem.x0.numel()
     (4, 9)
     """
+    natural = test_natural = None
+    if hasattr(train, "train") and hasattr(train, "clients"):  # a Data record
+        test = train.test if test is None else test
+        prepare = prepare or train.prepare
+        natural, test_natural, train = train.clients, train.test_clients, train.train
     X, Y = _tensors(train, "train")
-    labels = Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
-    parts = as_parts(clients, len(X), labels, seed)  # pyright: ignore[reportArgumentType]
     held_out = None if test is None else _tensors(test, "test")
-    if isinstance(weights, str):
-        if weights not in ("uniform", "samples"):
-            raise InvalidInput(f"weights are 'uniform', 'samples' or numbers, got {weights!r}")
-        sizes = torch.tensor([len(part) for part in parts], dtype=torch.float64)
-        weights = torch.ones_like(sizes) if weights == "uniform" else sizes
-        weights = weights / weights.sum()
-    return ModelProblem(model, loss, X, Y, parts, held_out, client_weights(weights, len(parts)))
+    labels = Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
+
+    def column(number: int) -> np.ndarray:
+        if X.dim() != 2 or not 0 <= number < X.shape[1]:
+            raise InvalidInput(f"inputs of shape {list(X.shape)} have no column {number}")
+        return X[:, number].numpy()
+
+    samples = Samples(len(X), labels, column, None if natural is None else natural.numpy())
+    parts = as_parts(clients, samples, seed)
+    for figure in figures:
+        if figure not in FIGURES:
+            raise unknown("figure", figure, FIGURES)
+    return ModelProblem(
+        FlatModel(model),
+        loss,
+        X,
+        Y,
+        parts,
+        held_out,
+        _weights(weights, parts.sizes),
+        prepare,
+        augment,
+        tuple(figures),
+        test_natural if isinstance(clients, Natural) else None,
+    )
 
 
 class ModelProblem:
@@ -75,28 +109,38 @@ class ModelProblem:
 
     def __init__(
         self,
-        model: nn.Module,
+        flat: FlatModel,
         loss: Loss,
         X: Tensor,
         Y: Tensor,
-        parts: Sequence[np.ndarray],
+        parts: Parts,
         test: tuple[Tensor, Tensor] | None,
-        weights: tuple[float, ...],
+        weights: np.ndarray,
+        prepare: Prepare | None,
+        augment: CropFlip | None,
+        figures: tuple[str, ...],
+        test_clients: Tensor | None,
     ):
-        self.flat, self.loss, self.X, self.Y, self.test = FlatModel(model), loss, X, Y, test
-        self.weights = weights
-        self.index = torch.as_tensor(np.concatenate(parts))
-        self.ends = np.cumsum([0, *(len(part) for part in parts)])
-        self.x0 = self.flat.x0
+        self.flat, self.loss, self.X, self.Y, self.test = flat, loss, X, Y, test
+        self.parts, self.weights, self.figures = parts, weights, figures
+        self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
+        self.index = torch.as_tensor(parts.index)
+        self.x0 = flat.x0
         self._check_fit()
 
     @property
     def N(self) -> int:
-        return len(self.weights)
+        return self.parts.N
 
     def size(self, client: int) -> int:
         """How many samples a client has."""
-        return int(self.ends[client + 1] - self.ends[client])
+        return int(self.parts.sizes[client])
+
+    def samples(self, client: int) -> Tensor:
+        """The numbers of a client's samples."""
+        return torch.as_tensor(self.parts.of(client))
+
+    # what engines ask
 
     def steps_per_epoch(self, client: int, batch: int | None) -> int:
         return 1 if batch is None else -(-self.size(client) // batch)
@@ -106,30 +150,36 @@ class ModelProblem:
     ) -> Minibatches:
         largest = max(self.size(i) for i in clients)
         width = largest if batch is None else min(batch, largest)
-        samples = np.zeros((len(clients), max(steps), width), dtype=np.int64)
-        counts = np.ones(
-            (len(clients), max(steps)), dtype=np.int64
-        )  # after its last step: anything
+        shape = len(clients), max(steps), width
+        positions = np.zeros(shape, dtype=np.int64)
+        counts = np.ones(shape[:2], dtype=np.int64)  # after a client's last step: anything
+        seeds = np.zeros(shape[:2], dtype=np.int64)
+        augmentation = None if self.augment is None else np.zeros((*shape, 3), dtype=np.int64)
         for row, (i, K) in enumerate(zip(clients, steps, strict=True)):
-            self._draw_one(key, i, K, batch, samples[row], counts[row])
+            self._draw_one(key, i, K, batch, positions[row], counts[row])
+            if self.flat.dropouts or self._hidden_randomness:
+                seeds[row, :K] = generator(Purpose.DROPOUT, key, i).integers(2**62, size=K)
+            if self.augment is not None and augmentation is not None:
+                size = min(batch or self.size(i), self.size(i))
+                random = generator(Purpose.AUGMENTATION, key, i)
+                augmentation[row, :K, :size] = self.augment.draw(random, (K, size))
         live = np.arange(max(steps)) < np.asarray(steps)[:, None]
-        ragged = bool((counts[live] != width).any())
-        dropout = [_seeds(key, i, K) for i, K in zip(clients, steps, strict=True)]
         return Minibatches(
-            self.index[torch.as_tensor(samples)],
+            self.index[torch.as_tensor(positions)],
             torch.as_tensor(counts),
-            ragged,
-            dropout if self.flat.dropout else None,
+            bool((counts[live] != width).any()),
+            torch.as_tensor(seeds) if self.flat.dropouts or self._hidden_randomness else None,
+            None if augmentation is None else torch.as_tensor(augmentation),
         )
 
     def _draw_one(
-        self, key: Key, i: int, K: int, batch: int | None, samples: np.ndarray, counts: np.ndarray
+        self, key: Key, i: int, K: int, batch: int | None, positions: np.ndarray, counts: np.ndarray
     ) -> None:
         """Fill in one client's minibatches: pass after pass over its data, each in a new order."""
-        n, begin = self.size(i), int(self.ends[i])
+        n, begin = self.size(i), int(self.parts.starts[i])
         size = n if batch is None else min(batch, n)
         if size == n:  # the whole of it, whose order does not matter
-            samples[:K, :n], counts[:K] = begin + np.arange(n), n
+            positions[:K, :n], counts[:K] = begin + np.arange(n), n
             return
         random = generator(Purpose.MINIBATCH, key, i)
         a_pass = self.steps_per_epoch(i, batch)
@@ -137,48 +187,56 @@ class ModelProblem:
             order = begin + random.permutation(n)
             for k in range(first, min(first + a_pass, K)):
                 part = order[(k - first) * size : (k - first + 1) * size]
-                samples[k, : len(part)], counts[k] = part, len(part)
+                positions[k, : len(part)], counts[k] = part, len(part)
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
-        samples = minibatches.samples[:, k]
+        samples, seeds = minibatches.samples[:, k], minibatches.seeds
+        drawn = None if minibatches.augmentation is None else minibatches.augmentation[:, k]
+        seed = None if seeds is None else seeds[:, k]
         if y.dim() == 1:
-            mine = samples[0, : int(minibatches.counts[0, k])]
-            if minibatches.dropout is None:
-                return self._gradient(y, mine)
-            with torch.random.fork_rng(devices=[]):  # the same minibatch drops the same units
-                torch.manual_seed(int(minibatches.dropout[0][k]))
-                return self._gradient(y, mine)
-        X, Y = self.X[samples], self.Y[samples]
+            count = int(minibatches.counts[0, k])
+            mine = None if drawn is None else drawn[0, :count]
+            X = self._inputs(self.X[samples[0, :count]], mine)
+            return self._gradient(
+                y, X, self.Y[samples[0, :count]], None if seed is None else seed[0]
+            )
+        self.flat.template.train()
+        X, Y = self._inputs(self.X[samples], drawn), self.Y[samples]
         if not minibatches.ragged:
-            return vmap(grad(self._mean_loss))(y, X, Y)
+            gradient = vmap(grad(self._mean_loss), in_dims=(0, 0, 0, None if seed is None else 0))
+            return gradient(y, X, Y, seed)
         count = minibatches.counts[:, k, None]
-        real = torch.arange(samples.shape[1]) < count
-        return vmap(grad(self._weighted_loss))(y, X, Y, real.to(y.dtype) / count)
+        real = (torch.arange(samples.shape[1]) < count).to(y.dtype) / count
+        gradient = vmap(
+            grad(self._weighted_loss), in_dims=(0, 0, 0, 0, None if seed is None else 0)
+        )
+        return gradient(y, X, Y, real, seed)
 
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
-        if y.dim() == 1:
-            return self._gradient(y, self._samples(clients[0]))
-        rows = [self._gradient(row, self._samples(i)) for row, i in zip(y, clients, strict=True)]
-        return torch.stack(rows)
+        """Without dropout or augmentation: the gradient of the objective itself."""
+        rows = y.unsqueeze(0) if y.dim() == 1 else y
+        self.flat.template.eval()
+        found = []
+        for row, i in zip(rows, clients, strict=True):
+            samples = self.samples(i)
+            row = row.detach().requires_grad_()
+            value = self._mean_loss(row, self._inputs(self.X[samples]), self.Y[samples])
+            found.append(torch.autograd.grad(value, row)[0])
+        return found[0] if y.dim() == 1 else torch.stack(found)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        X, Y = (self.X, self.Y) if self.test is None else self.test
-        self.flat.template.eval()
-        total, right, counted = 0.0, 0, 0
-        with torch.no_grad():
-            for first in range(0, len(X), EVALUATION_BATCH):
-                target = Y[first : first + EVALUATION_BATCH]
-                output = self.flat(x, X[first : first + EVALUATION_BATCH])
-                total += float(self.loss(output, target)) * len(target)
-                if _is_classification(output, target):
-                    right += int((output.argmax(1) == target).sum())
-                    counted += target.numel()
-        figures = {"loss": total / len(X)}
-        return figures | ({"accuracy": right / counted} if counted else {})
-
-    def module(self, x: Tensor) -> nn.Module:
-        """The model with these parameters."""
-        return self.flat.module(x)
+        found: dict[str, float] = {}
+        for figure in self.figures:
+            if figure == "test":
+                found |= self._quality(x, *(self.test or (self.X, self.Y)))
+            elif figure == "train":
+                quality = self._quality(x, self.X, self.Y)
+                found |= {f"train_{name}": value for name, value in quality.items()}
+            elif figure == "clients":
+                found |= self._by_client(x)
+            else:
+                found |= {"grad_norm": self._gradient_norm(x)}
+        return found
 
     @property
     def engine(self) -> str:
@@ -189,67 +247,191 @@ class ModelProblem:
     @cached_property
     def not_batched(self) -> str | None:
         """Why this model cannot be computed for several clients at once, if it cannot."""
-        if self.flat.dropout:
-            return "its dropout would draw other units than engine 'sequential' does"
+        if self._hidden_randomness:
+            return "it draws random numbers of its own, beside nn.Dropout layers"
         if not self._separable():
             return "its loss is not a mean over samples, so short minibatches cannot be padded"
         try:
             pair = torch.zeros(2, 2, dtype=torch.int64)
-            vmap(grad(self._mean_loss))(self.x0.repeat(2, 1), self.X[pair], self.Y[pair])
+            X, Y = self._inputs(self.X[pair]), self.Y[pair]
+            self.flat.template.train()
+            seed = torch.zeros(2, dtype=torch.int64)
+            vmap(grad(self._mean_loss))(self.x0.repeat(2, 1), X, Y, seed)
         except Exception as error:  # torch raises many kinds for what it cannot batch
             return f"torch cannot batch it ({str(error).splitlines()[0]})"
         return None
 
-    def _samples(self, client: int) -> Tensor:
-        return self.index[self.ends[client] : self.ends[client + 1]]
+    # what people ask
 
-    def _gradient(self, y: Tensor, samples: Tensor) -> Tensor:
+    def module(self, x: Tensor) -> nn.Module:
+        """The model with these parameters."""
+        return self.flat.module(x)
+
+    def heterogeneity(self) -> Heterogeneity:
+        """How much clients differ, in numbers."""
+        labels = self.Y if self.Y.dim() == 1 and not self.Y.is_floating_point() else None
+        return measured(self.parts, None if labels is None else labels.numpy())
+
+    def describe(self) -> None:
+        """Print what the federation is made of."""
+        samples = f"{len(self.X):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
+        print(f"{self.N:,} clients, {samples}\n{self.heterogeneity()}")
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the labels of each client, and the sizes."""
+        labels = self.Y.numpy() if self.Y.dim() == 1 and not self.Y.is_floating_point() else None
+        return picture(self.parts, labels)
+
+    # how it is computed
+
+    def _inputs(self, stored: Tensor, drawn: Tensor | None = None) -> Tensor:
+        """Model inputs from stored ones: augmented, prepared, in the model's dtype."""
+        images_are_stored = self.X.dim() == 4
+        if drawn is not None and self.augment is not None and images_are_stored:
+            stored = self.augment.apply(stored, drawn)
+        if self.prepare is not None:
+            stored = self.prepare(stored)
+            if stored.is_floating_point():
+                stored = stored.to(self.x0.dtype)
+        if drawn is not None and self.augment is not None and not images_are_stored:
+            stored = self.augment.apply(stored, drawn)
+        return stored
+
+    def _gradient(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None) -> Tensor:
         self.flat.template.train()
         y = y.detach().requires_grad_()
-        return torch.autograd.grad(self._mean_loss(y, self.X[samples], self.Y[samples]), y)[0]
+        if seed is None or not self._hidden_randomness:
+            return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
+        with torch.random.fork_rng(devices=[]):  # the same minibatch draws the same numbers
+            torch.manual_seed(int(seed))
+            return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
 
-    def _mean_loss(self, y: Tensor, X: Tensor, Y: Tensor) -> Tensor:
-        return self.loss(self.flat(y, X), Y)
+    def _mean_loss(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None = None) -> Tensor:
+        return self.loss(self.flat(y, X, seed), Y)
 
-    def _weighted_loss(self, y: Tensor, X: Tensor, Y: Tensor, weight: Tensor) -> Tensor:
-        return self._losses(self.flat(y, X), Y) @ weight
+    def _weighted_loss(
+        self, y: Tensor, X: Tensor, Y: Tensor, weight: Tensor, seed: Tensor | None = None
+    ) -> Tensor:
+        return self._losses(self.flat(y, X, seed), Y) @ weight
 
-    def _losses(self, output: Tensor, Y: Tensor) -> Tensor:
+    def _losses(self, output: Any, Y: Tensor) -> Tensor:
+        """The loss of every sample."""
         return vmap(lambda o, t: self.loss(o.unsqueeze(0), t.unsqueeze(0)))(output, Y)
+
+    def _in_batches(self, n: int) -> list[slice]:
+        return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
+
+    def _quality(self, x: Tensor, X: Tensor, Y: Tensor) -> dict[str, float]:
+        self.flat.template.eval()
+        total, right, counted = 0.0, 0, 0
+        with torch.no_grad():
+            for some in self._in_batches(len(X)):
+                output, target = self.flat(x, self._inputs(X[some])), Y[some]
+                total += float(self.loss(output, target)) * len(target)
+                if _is_classification(output, target):
+                    right += int((output.argmax(1) == target).sum())
+                    counted += target.numel()
+        return {"loss": total / len(X)} | ({"accuracy": right / counted} if counted else {})
+
+    def _by_client(self, x: Tensor) -> dict[str, float]:
+        """Quality client by client: on its test samples where the data say whose they are, else on its own."""
+        if self.test is not None and self.test_clients is not None:
+            X, Y = self.test
+            names = self.test_clients.numpy()
+            order = np.argsort(names, kind="stable")
+            found, counts = np.unique(names[order], return_counts=True)
+            known = found >= 0
+            parts = Parts(order, (np.cumsum(counts) - counts)[known], counts[known])
+        else:
+            X, Y, parts = self.X, self.Y, self.parts
+        self.flat.template.eval()
+        losses, rights = [], []
+        with torch.no_grad():
+            for some in self._in_batches(len(X)):
+                output = self.flat(x, self._inputs(X[some]))
+                losses.append(self._losses(output, Y[some]).double())
+                if _is_classification(output, Y[some]):
+                    right = (output.argmax(1) == Y[some]).double()
+                    rights.append(right.flatten(1).mean(1) if right.dim() > 1 else right)
+        figures = _mean_and_worst("client_loss", parts, torch.cat(losses).numpy(), worst="high")
+        if rights:
+            values = torch.cat(rights).numpy()
+            figures |= _mean_and_worst("client_accuracy", parts, values, worst="low")
+        return figures
+
+    def _gradient_norm(self, x: Tensor) -> float:
+        """Of the whole objective sum_i p_i f_i, each sample with the weight p_i / n_i."""
+        weight = np.repeat(np.asarray(self.weights) / self.parts.sizes, self.parts.sizes)
+        index = np.concatenate([self.parts.of(i) for i in range(self.N)])
+        self.flat.template.eval()
+        total = torch.zeros_like(x)
+        for some in self._in_batches(len(index)):
+            y, samples = x.detach().requires_grad_(), torch.as_tensor(index[some])
+            w = torch.as_tensor(weight[some], dtype=x.dtype)
+            X = self._inputs(self.X[samples])
+            total += torch.autograd.grad(self._weighted_loss(y, X, self.Y[samples], w), y)[0]
+        return float(total.norm())
 
     def _separable(self) -> bool:
         some = slice(0, min(8, len(self.X)))
+        self.flat.template.eval()
         try:
             with torch.no_grad():
-                output = self.flat(self.x0, self.X[some])
+                output = self.flat(self.x0, self._inputs(self.X[some]))
                 whole = self.loss(output, self.Y[some])
                 return torch.allclose(self._losses(output, self.Y[some]).mean(), whole, rtol=1e-3)
         except Exception:  # a loss that does not take single samples
             return False
 
     def _check_fit(self) -> None:
-        if self.X.is_floating_point() and self.X.dtype != self.x0.dtype:
+        if self.prepare is None and self.X.is_floating_point() and self.X.dtype != self.x0.dtype:
             raise InvalidInput(
                 f"the data are {self.X.dtype} and the model {self.x0.dtype}: "
                 "convert one, e.g. data.float() or model.double()"
             )
-        some = slice(0, min(2, len(self.X)))
+        some = torch.arange(min(2, len(self.X)))
+        self._hidden_randomness = False
+        before = self.flat.buffers()
         try:
-            with torch.no_grad():
-                value = self.loss(self.flat(self.x0, self.X[some]), self.Y[some])
+            X, Y = self._inputs(self.X[some]), self.Y[some]
+            value = self._mean_loss(self.x0, X, Y)
+            scalar = isinstance(value, Tensor) and value.numel() == 1 and bool(value.isfinite())
+            if not scalar:
+                raise InvalidInput(
+                    f"loss(model(inputs), targets) must be one finite number, got {value}"
+                )
+            once, again = (self._gradient(self.x0, X, Y, torch.tensor(0)) for _ in range(2))
+        except InvalidInput:
+            raise
         except Exception as error:
             raise InvalidInput(
                 f"model and loss do not fit data of shape {list(self.X.shape)} with targets of shape "
                 f"{list(self.Y.shape)}, {self.Y.dtype}: {str(error).splitlines()[0]}"
             ) from error
-        if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
-            raise InvalidInput(
-                f"loss(model(inputs), targets) must be one finite number, got {value}"
-            )
+        self._hidden_randomness = not torch.equal(once, again)
+        for name, buffer in self.flat.buffers().items():
+            if not torch.equal(buffer, before[name]):
+                raise InvalidInput(
+                    f"the model changes its buffer {name!r} in training, which is not a parameter and would be lost "
+                    "between clients: remove it or make it constant"
+                )
 
 
-def _seeds(key: Key, client: int, K: int) -> np.ndarray:
-    return generator(Purpose.DROPOUT, key, client).integers(2**63, size=K)
+def _weights(weights: str | Sequence[float] | Tensor, sizes: np.ndarray) -> np.ndarray:
+    if not isinstance(weights, str):
+        return client_weights(weights, len(sizes))
+    if weights == "uniform":
+        return client_weights(None, len(sizes))
+    if weights == "samples":
+        return sizes / sizes.sum()
+    raise InvalidInput(f"weights are 'uniform', 'samples' or numbers, got {weights!r}")
+
+
+def _mean_and_worst(name: str, parts: Parts, values: np.ndarray, worst: str) -> dict[str, float]:
+    each = np.sort([values[parts.of(i)].mean() for i in range(parts.N)])
+    tenth = max(1, parts.N // 10)
+    of_worst = each[:tenth] if worst == "low" else each[-tenth:]
+    return {name: float(each.mean()), f"{name}_worst_tenth": float(of_worst.mean())}
 
 
 def _is_classification(output: Any, target: Tensor) -> bool:
@@ -269,13 +451,14 @@ def _tensors(data: Any, name: str) -> tuple[Tensor, Tensor]:
         raise InvalidInput(
             f"{name} must be (inputs, targets) or a Dataset, got {type(data).__name__}"
         )
-    if len(X) != len(Y) or len(X) == 0:
+    if X.dim() == 0 or Y.dim() == 0 or len(X) != len(Y) or len(X) == 0:
+        counts = [len(part) if part.dim() else 0 for part in (X, Y)]
         raise InvalidInput(
-            f"{name}: {len(X)} inputs and {len(Y)} targets: give one target an input"
+            f"{name}: {counts[0]} inputs and {counts[1]} targets: give one target an input"
         )
     for what, values in (("inputs", X), ("targets", Y)):
         if values.is_floating_point():
-            bad = ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
+            bad = ~values.reshape(len(values), -1).isfinite().all(1)
             if bad.any():
                 first = int(bad.nonzero()[0])
                 raise InvalidInput(

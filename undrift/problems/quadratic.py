@@ -59,7 +59,7 @@ class Quadratic:
     @property
     def optimum(self) -> Tensor:
         """The minimum of f."""
-        p = torch.tensor(self.weights, dtype=self.H.dtype, device=self.H.device)
+        p = torch.as_tensor(self.weights, dtype=self.H.dtype, device=self.H.device)
         return torch.linalg.solve(torch.einsum("n,nij->ij", p, self.H), p @ self.e)
 
     def steps_per_epoch(self, client: int, batch: int | None) -> int:
@@ -81,7 +81,7 @@ class Quadratic:
         return _gradient(*self._of(clients), y)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        p = torch.tensor(self.weights, dtype=x.dtype, device=x.device)
+        p = torch.as_tensor(self.weights, dtype=x.dtype, device=x.device)
         g = torch.einsum("n,nij,j->i", p, self.H, x) - p @ self.e
         away = x - self.optimum
         return {

@@ -2,23 +2,24 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from undrift.errors import InvalidInput
 
 
-def client_weights(weights: Sequence[float] | Tensor | None, N: int) -> tuple[float, ...]:
+def client_weights(weights: Sequence[float] | Tensor | None, N: int) -> np.ndarray:
     """Weights as given, checked; uniform if None.
 
     >>> client_weights(None, 4)
-    (0.25, 0.25, 0.25, 0.25)
+    array([0.25, 0.25, 0.25, 0.25])
     >>> client_weights([1, 3], 2)
     Traceback (most recent call last):
     undrift.errors.InvalidInput: weights must sum to 1, these sum to 4: divide them by their sum
     """
     if weights is None:
-        return (1 / N,) * N
+        return np.full(N, 1 / N)
     p = torch.as_tensor(weights, dtype=torch.float64).flatten()
     if len(p) != N:
         raise InvalidInput(f"weights: got {len(p)} for {N} clients")
@@ -31,4 +32,4 @@ def client_weights(weights: Sequence[float] | Tensor | None, N: int) -> tuple[fl
         raise InvalidInput(
             f"weights must sum to 1, these sum to {float(p.sum()):g}: divide them by their sum"
         )
-    return tuple(p.tolist())
+    return p.numpy()

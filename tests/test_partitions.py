@@ -1,0 +1,198 @@
+"""Partitions: every sample dealt once, nobody left empty, the same from the same seed, bounded in time."""
+
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import undrift as ud
+from undrift.data.partition import Parts, Samples
+
+
+def samples(n: int, classes: int, seed: int) -> Samples:
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(n, 3))
+    return Samples(n, random.integers(0, classes, n), lambda c: features[:, c])
+
+
+ALL: dict[str, Any] = {
+    "iid": lambda N: ud.IID(N),
+    "dirichlet-0": lambda N: ud.Dirichlet(N, 0.0),
+    "dirichlet-0.01": lambda N: ud.Dirichlet(N, 0.01),
+    "dirichlet-0.3": lambda N: ud.Dirichlet(N, 0.3),
+    "dirichlet-100": lambda N: ud.Dirichlet(N, 100.0),
+    "class-dirichlet": lambda N: ud.ClassDirichlet(N, 0.5, min_size=1),
+    "shards": lambda N: ud.Shards(N, 2),
+    "classes-1": lambda N: ud.ClassesPerClient(N, 1),
+    "classes-2": lambda N: ud.ClassesPerClient(N, 2),
+    "similarity-0": lambda N: ud.Similarity(N, 0),
+    "similarity-10": lambda N: ud.Similarity(N, 10),
+    "similarity-100": lambda N: ud.Similarity(N, 100),
+    "quantity": lambda N: ud.QuantitySkew(N, 0.5),
+    "feature": lambda N: ud.FeatureSkew(N, 1),
+}
+EQUAL = {"iid", "dirichlet-0.01", "dirichlet-0.3", "dirichlet-100", "similarity-0", "similarity-10",
+         "similarity-100", "feature"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(
+    N=st.integers(1, 25), n=st.integers(60, 300), classes=st.integers(1, 6), seed=st.integers(0, 99)
+)
+@settings(max_examples=40, deadline=None)
+def test_every_sample_is_dealt_once(name: str, N: int, n: int, classes: int, seed: int) -> None:
+    data = samples(n, classes, seed)
+    try:
+        parts = ALL[name](N).split(data, seed)
+    except ud.InvalidInput:
+        assume(False)  # what cannot be done is refused; see test_bad_input
+        raise
+    assert parts.N == N
+    assert sorted(parts.index) == list(range(n))
+    assert sorted(np.concatenate([parts.of(i) for i in range(N)])) == list(range(n))
+    assert parts.sizes.min() >= 1
+    if name in EQUAL:
+        assert parts.sizes.max() - parts.sizes.min() <= 1
+    again = ALL[name](N).split(data, seed)
+    assert (again.index == parts.index).all() and (again.sizes == parts.sizes).all()
+
+
+def labels_held(parts: Parts, labels: np.ndarray | None) -> list[int]:
+    assert labels is not None
+    return [len(set(labels[parts.of(i)])) for i in range(parts.N)]
+
+
+def test_alpha_zero_gives_one_class_a_client() -> None:
+    data = samples(500, 10, 0)
+    assert set(labels_held(ud.Dirichlet(50, 0).split(data, 0), data.labels)) == {1}
+    with pytest.raises(ud.InvalidInput, match="10 classes need as many clients, got 7"):
+        ud.Dirichlet(7, 0).split(data, 0)
+
+
+def test_classes_per_client_are_exact() -> None:
+    data = samples(1000, 10, 0)
+    for k in (1, 2, 3, 10):
+        parts = ud.ClassesPerClient(20, k).split(data, 1)
+        assert set(labels_held(parts, data.labels)) == {k}
+
+
+def test_shards_hold_few_classes() -> None:
+    data = Samples(1000, np.repeat(np.arange(10), 100))
+    parts = ud.Shards(50, 2).split(data, 0)
+    assert max(labels_held(parts, data.labels)) <= 2
+    assert set(parts.sizes) == {20}
+
+
+def test_similarity_goes_from_sorted_to_iid() -> None:
+    data = Samples(5000, np.repeat(np.arange(10), 500))
+    held = [
+        np.mean(labels_held(ud.Similarity(50, s).split(data, 0), data.labels)) for s in (0, 10, 100)
+    ]
+    assert held[0] == 1 and 5 < held[1] < 8 and held[2] > 9.9
+
+
+def test_feature_skew_is_in_the_order_of_the_column() -> None:
+    values = np.random.default_rng(0).integers(0, 9, 200).astype(float)
+    parts = ud.FeatureSkew(10, 0).split(Samples(200, None, lambda c: values), 0)
+    means = [values[parts.of(i)].mean() for i in range(10)]
+    assert means == sorted(means)
+
+
+def test_dirichlet_mixtures_have_the_right_spread() -> None:
+    """While the pools last, a client's share of a class has the mean and variance of Dirichlet(alpha)."""
+    data = Samples(20000, np.repeat(np.arange(5), 4000))
+    assert data.labels is not None
+    for alpha in (0.3, 2.0):
+        parts = ud.Dirichlet(200, alpha).split(data, 0)
+        shares = np.array(
+            [np.bincount(data.labels[parts.of(i)], minlength=5) / 100 for i in range(60)]
+        )
+        assert shares.mean(0) == pytest.approx(np.full(5, 0.2), abs=0.12)
+        assert shares.var() == pytest.approx(0.2 * 0.8 / (5 * alpha + 1), rel=0.25)
+
+
+def test_class_dirichlet_shares_have_the_right_spread() -> None:
+    """The first class is dealt before any client is full: its shares are Dirichlet over clients."""
+    data = Samples(20000, np.repeat(np.arange(4), 5000))
+    assert data.labels is not None
+    shares = []
+    for seed in range(40):
+        parts = ud.ClassDirichlet(10, 0.5, min_size=1).split(data, seed)
+        shares.append([(data.labels[parts.of(i)] == 0).sum() / 5000 for i in range(10)])
+    assert np.mean(shares) == pytest.approx(0.1)
+    assert np.var(shares) == pytest.approx(0.1 * 0.9 / (10 * 0.5 + 1), rel=0.25)
+
+
+def test_class_dirichlet_keeps_its_minimum_or_says_why_not() -> None:
+    data = samples(2000, 10, 0)
+    assert ud.ClassDirichlet(16, 0.5, min_size=10).split(data, 0).sizes.min() >= 10
+    start = time.perf_counter()
+    with pytest.raises(ud.InvalidInput, match="take a larger alpha, fewer clients"):
+        ud.ClassDirichlet(190, 0.001, min_size=10).split(data, 0)
+    assert time.perf_counter() - start < 30
+    with pytest.raises(ud.InvalidInput, match="need 3000, there are 2000"):
+        ud.ClassDirichlet(300, 1.0, min_size=10).split(data, 0)
+
+
+def test_quantity_skew_skews_sizes() -> None:
+    data = samples(2000, 3, 0)
+    spread = [ud.QuantitySkew(20, a).split(data, 0).sizes.std() for a in (0.2, 100.0)]
+    assert spread[0] > 5 * spread[1]
+
+
+def test_natural_clients() -> None:
+    names = np.array([3, 1, 1, 7, 3, 1])
+    parts = ud.Natural().split(Samples(6, natural=names), 0)
+    assert [parts.of(i).tolist() for i in range(3)] == [[1, 2, 5], [0, 4], [3]]
+    assert ud.Natural(at_least=2).split(Samples(6, natural=names), 0).N == 2
+    with pytest.raises(ud.InvalidInput, match="no client has 4 samples"):
+        ud.Natural(at_least=4).split(Samples(6, natural=names), 0)
+    with pytest.raises(ud.InvalidInput, match="name no clients"):
+        ud.Natural().split(Samples(6), 0)
+
+
+@pytest.mark.parametrize(
+    "partition, message",
+    [
+        (ud.Shards(70, 2), "100 samples cannot be cut into 140 shards"),
+        (ud.ClassesPerClient(3, 1), "cannot hold 5 classes; take from 2 to 5"),
+        (ud.ClassesPerClient(3, 6), "cannot hold 5 classes"),
+        (ud.IID(5, size=101), "not possible"),
+        (ud.FeatureSkew(4, 0), "needs inputs with columns"),
+        (ud.QuantitySkew(101, 1.0), "1 to 100 clients, got 101"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused(partition: Any, message: str) -> None:
+    with pytest.raises(ud.InvalidInput, match=message):
+        partition.split(Samples(100, np.arange(100) % 5), 0)
+
+
+def test_a_million_clients_cost_little() -> None:
+    """Clients are ranges of an index: describing them takes three numbers each."""
+    X, Y = torch.zeros(60000, 4), torch.arange(60000) % 10
+    tracemalloc.start()
+    problem = ud.federate(
+        (X, Y),
+        model=nn.Linear(4, 10),
+        loss=F.cross_entropy,
+        clients=ud.IID(1_000_000, size=60),
+    )
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100e6
+    assert problem.N == 1_000_000 and problem.size(999_999) == 60
+    settings: dict[str, Any] = {
+        "participation": ud.Uniform(10),
+        "local": ud.Local(steps=2, batch=10),
+    }
+    result = ud.run(ud.Scaffold(), problem, rounds=3, evaluate_every=3, **settings)
+    assert len(result.state.clients) <= 30
+    problem.describe()

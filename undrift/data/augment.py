@@ -1,0 +1,44 @@
+"""Augmentation: batched, on the tensor, and keyed like everything else that is random."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undrift.hyper import check_value
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """A random crop after padding with zeros, and a mirror image half of the time (images `[..., channels, H, W]`).
+
+    >>> CropFlip(pad=4)
+    CropFlip(pad=4, flip=True)
+    """
+
+    pad: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        check_value("CropFlip", "pad", self.pad, int, within="[0, inf)")
+
+    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Where each image is cut and whether it is mirrored, `[*shape, 3]`."""
+        drawn = random.integers(0, 2 * self.pad + 1, size=(*shape, 3))
+        drawn[..., 2] = random.integers(0, 2, size=shape) if self.flip else 0
+        return drawn
+
+    def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """The images, each cut and mirrored as drawn: `[..., C, H, W]` and `[..., 3]`."""
+        *lead, C, H, W = images.shape
+        flat = F.pad(images.reshape(-1, C, H, W), [self.pad] * 4)
+        top, left, mirror = (column.unsqueeze(1) for column in drawn.reshape(-1, 3).T)
+        rows = top + torch.arange(H)
+        across = torch.arange(W).expand(len(flat), W)
+        columns = left + torch.where(mirror.bool(), W - 1 - across, across)
+        which = torch.arange(len(flat))[:, None, None, None]
+        channels = torch.arange(C)[None, :, None, None]
+        cut = flat[which, channels, rows[:, None, :, None], columns[:, None, None, :]]
+        return cut.reshape(*lead, C, H, W)
