@@ -21,8 +21,11 @@ def mutated(file: str, right: str, wrong: str) -> Iterator[list[str]]:
     saved = dict(METHODS)
     sys.modules[module.__name__] = module
     try:
+        METHODS.clear()
         exec(compile(source.replace(right, wrong), file, "exec"), module.__dict__)
-        yield [name for name, entry in METHODS.items() if saved.get(name) is not entry]
+        mutants = list(METHODS)
+        METHODS.update({name: entry for name, entry in saved.items() if name not in mutants})
+        yield mutants
     finally:
         METHODS.clear()
         METHODS.update(saved)

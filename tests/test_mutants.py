@@ -109,7 +109,7 @@ MUTANTS = [
 def _strays(row: Row, cohorts: list[list[int]], K: list[int]) -> bool:
     try:
         return not distance_to_oracle(row, cohorts, K) < 1e-9
-    except (ud.Diverged, ud.ClientFailure):
+    except (ud.Diverged, ud.MethodFailure):
         return True
 
 

@@ -340,12 +340,12 @@ class Raises:
 
 def test_errors_name_client_round_and_stage() -> None:
     broken: Any = Raises()
-    with pytest.raises(ud.ClientFailure, match="client 2, round 1, stage local: ZeroDivision"):
+    with pytest.raises(ud.MethodFailure, match="client 2, round 1, stage local: ZeroDivision"):
         ud.run(broken, quadratic(), rounds=2, engine="sequential")
-    with pytest.raises(ud.ClientFailure, match="round 1, stage local: .*engine='sequential'"):
+    with pytest.raises(ud.MethodFailure, match="round 1, stage local: .*engine='sequential'"):
         ud.run(broken, quadratic(), rounds=2, engine="batched")
     broken = Raises("update")
-    with pytest.raises(ud.ClientFailure, match="server, round 1, stage update: KeyError"):
+    with pytest.raises(ud.MethodFailure, match="server, round 1, stage update: KeyError"):
         ud.run(broken, quadratic(), rounds=2)
 
 

@@ -1,6 +1,6 @@
 """Undrift: federated optimisation on heterogeneous clients."""
 
-from undrift import algorithms
+from undrift import algorithms, models
 from undrift.algorithms import *  # noqa: F403
 from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
 from undrift.data.augment import CropFlip
@@ -11,14 +11,27 @@ from undrift.data.partition import (
     Dirichlet,
     FeatureSkew,
     Natural,
+    Partition,
     QuantitySkew,
     Shards,
     Similarity,
 )
-from undrift.errors import ClientFailure, Diverged, InvalidInput
+from undrift.data.sets import DATASETS, Data, load
+from undrift.data.tables import libsvm
+from undrift.errors import Diverged, InvalidInput, MethodFailure
 from undrift.hyper import algorithm, hyper, method
 from undrift.local import Geometric, Local
-from undrift.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
+from undrift.models import group_norm
+from undrift.participation import (
+    Bernoulli,
+    Cyclic,
+    Everyone,
+    Fixed,
+    Participation,
+    Uniform,
+    Weighted,
+)
+from undrift.problems import Problem
 from undrift.problems.model import ModelProblem, federate
 from undrift.problems.quadratic import Quadratic
 from undrift.problems.synthetic import Synthetic
@@ -28,14 +41,16 @@ from undrift.work import Work
 __version__ = "0.1.0"
 
 __all__ = [
+    "DATASETS",
     "Algorithm",
     "Bernoulli",
     "ClassDirichlet",
     "ClassesPerClient",
-    "ClientFailure",
+    "MethodFailure",
     "Cohort",
     "CropFlip",
     "Cyclic",
+    "Data",
     "Dirichlet",
     "Diverged",
     "Everyone",
@@ -48,6 +63,9 @@ __all__ = [
     "Local",
     "ModelProblem",
     "Natural",
+    "Partition",
+    "Participation",
+    "Problem",
     "Quadratic",
     "QuantitySkew",
     "Result",
@@ -61,8 +79,12 @@ __all__ = [
     "Work",
     "algorithm",
     "federate",
+    "group_norm",
     "hyper",
+    "libsvm",
+    "load",
     "method",
+    "models",
     "nbytes",
     "record",
     "rounds",

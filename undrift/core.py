@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, dataclass_transfo
 
 from torch import Tensor
 
+from undrift.errors import unknown
 from undrift.work import Work
 
 Vec: TypeAlias = Tensor  # [D], or [S, D] for a cohort
@@ -60,6 +61,12 @@ def tensors(message: Any) -> list[Tensor]:
     )
 
 
+def check_records(*messages: Any) -> None:
+    """Raise TypeError for a record that holds something else than tensors."""
+    for message in messages:
+        tensors(message)
+
+
 def map_tensors(f: Callable[[Tensor], Tensor], message: T) -> T:
     """The same record with f applied to every tensor in it.
 
@@ -94,7 +101,7 @@ def nbytes(message: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors(message))
 
 
-@record
+@dataclass(frozen=True)
 class Cohort:
     """Who took part in one exchange, as the server knows it.
 
@@ -126,9 +133,17 @@ class Exchange:
     update: Callable[[Any, Any, Cohort], Any]
     to: Literal["cohort", "everyone", "one"] = "cohort"
 
+    def __post_init__(self) -> None:
+        if self.to not in ("cohort", "everyone", "one"):
+            raise unknown("recipient", self.to, ("cohort", "everyone", "one"))
+
 
 class Algorithm(Protocol):
-    """A federated method.  `exchanges` is optional: see `exchanges_of`."""
+    """A federated method.
+
+    Optional besides: `exchanges(t)`, where a round is not one exchange with the cohort (see `exchanges_of`);
+    `check(N, rounds)`, which raises InvalidInput for what the method cannot do; `spec`, which `@ud.algorithm` adds.
+    """
 
     def server(self, x: Vec) -> Any: ...
     def client(self, x: Vec) -> Any: ...

@@ -8,8 +8,8 @@ class InvalidInput(ValueError):
     """A setting, a number or data that cannot be used; raised before any work starts."""
 
 
-class ClientFailure(RuntimeError):
-    """The code of a method raised an error during a visit; names client, round and stage."""
+class MethodFailure(RuntimeError):
+    """The code of a method failed, or returned what cannot be used; names client, round and stage."""
 
 
 class Diverged(RuntimeError):

@@ -1,22 +1,24 @@
 """Carrying out one exchange: send, visit, check, average, update; bytes booked where they cross the wire."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from undrift.core import Cohort, Exchange, nbytes, rebuild, tensors
 from undrift.engines import Engine
-from undrift.errors import ClientFailure, Diverged
+from undrift.errors import Diverged, MethodFailure
 from undrift.keyed import Key
 from undrift.problems import Problem
 from undrift.states import ClientStates
 from undrift.work import Solver, Work
 
 log = logging.getLogger("undrift")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,16 @@ class RunningMean:
         return rebuild(self.shape, iter([total / self.weight for total in self.sums]))
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What an exchange leads to: nothing is written yet."""
+
+    server: Any
+    states: list[tuple[Sequence[int], Any]]  # the new states of clients, chunk by chunk
+    traffic: Traffic
+
+
+@torch.no_grad()
 def carry_out(
     exchange: Exchange,
     server: Any,
@@ -84,8 +96,8 @@ def carry_out(
     party: Party,
     setting: Setting,
     key: Key,
-) -> tuple[Any, Traffic]:
-    """The server after one exchange, and what it cost.  Clients' new states are written to `states`."""
+) -> Outcome:
+    """One exchange: send, visit, check, average, update."""
     problem, t = setting.problem, key.round
     steps = dict(zip(party.clients, party.steps, strict=True))
     position = {i: j for j, i in enumerate(party.clients)}
@@ -93,13 +105,14 @@ def carry_out(
     def lend(clients: Sequence[int], single: bool) -> Work:
         return Work(problem, setting.solver, clients, [steps[i] for i in clients], key, single)
 
-    down = _stage("send", t, exchange.send, server)
-    mean, traffic = RunningMean(), Traffic(nbytes(down) * len(party.clients))
+    down, size = _stage("send", t, lambda: sized(exchange.send(server)))
+    mean, traffic = RunningMean(), Traffic(size * len(party.clients))
     present: list[int] = []
     new_states: list[tuple[Sequence[int], Any]] = []
     results = setting.engine(exchange.local, down, states, party.clients, lend, setting.chunk)
     for clients, up, client in results:
-        sound = _sound(up, client, len(clients), problem.x0.numel())
+        states.check(client, f"round {t}")
+        sound = _sound(up, client, len(clients), problem.x0)
         good = [row for row, ok in enumerate(sound) if ok]
         for row in good:
             mean.add(up, row, party.weights[position[clients[row]]])
@@ -107,22 +120,30 @@ def carry_out(
         new_states.append(([clients[row] for row in good], kept))
         lost = tuple(i for i, ok in zip(clients, sound, strict=True) if not ok)
         for i in lost:
-            log.warning("round %d: client %d returned NaN, Inf or a wrong shape; left out", t, i)
+            log.warning(
+                "round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i
+            )
         traffic += Traffic(bytes_up=nbytes(up), left_out=lost)
         present += [clients[row] for row in good]
-    if not present or mean.weight <= 0:
+    if not present:
         raise Diverged(
-            f"round {t}: no client returned a usable result; a smaller lr may help", t, None
+            f"round {t}: no client returned a finite result of the right shape; "
+            "if it grew from round to round, a smaller lr may help",
+            t,
+            None,
         )
     cohort = _cohort(problem, setting, party, [position[i] for i in present], t)
-    updated = _stage("update", t, exchange.update, server, mean.mean(), cohort)
+    updated = _stage("update", t, lambda: exchange.update(server, mean.mean(), cohort))
     if not all(bool(v.isfinite().all()) for v in tensors(updated)):
         raise Diverged(
             f"round {t}: the server's state would become NaN or Inf; a smaller lr may help", t, None
         )
-    for clients, client in new_states:  # only now that the server has accepted the exchange
-        states.scatter(clients, client)
-    return updated, traffic
+    return Outcome(updated, new_states, traffic)
+
+
+def sized(message: Any) -> tuple[Any, int]:
+    """A message and its bytes."""
+    return message, nbytes(message)
 
 
 def _cohort(
@@ -143,11 +164,16 @@ def _cohort(
     )
 
 
-def _sound(up: Any, client: Any, count: int, D: int) -> list[bool]:
-    """Whether each row may enter the mean: vectors of the model's length or single numbers, all finite."""
+def _sound(up: Any, client: Any, count: int, x: Tensor) -> list[bool]:
+    """Whether each row may enter the mean: vectors like the model, or single numbers, all finite."""
     sound = torch.ones(count, dtype=torch.bool)
     for t in [*tensors(up), *tensors(client)]:
-        if t.dim() != 2 or len(t) != count or t.shape[1] not in (D, 1):
+        if (
+            t.dim() != 2
+            or len(t) != count
+            or t.shape[1] not in (x.numel(), 1)
+            or t.dtype != x.dtype
+        ):
             return [False] * count
         sound &= t.isfinite().all(1).cpu()
     return sound.tolist()
@@ -157,12 +183,12 @@ def _rows(record: Any, rows: list[int]) -> Any:
     return rebuild(record, iter([t[rows] for t in tensors(record)]))
 
 
-def _stage(name: str, t: int, function: Any, *arguments: Any) -> Any:
+def _stage(name: str, t: int, function: Callable[[], T]) -> T:
     try:
-        return function(*arguments)
+        return function()
     except Exception as error:
         where = f"server, round {t}, stage {name}"
-        raise ClientFailure(f"{where}: {type(error).__name__}: {error}") from error
+        raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def to_one(party: Party, chosen: int) -> Party:

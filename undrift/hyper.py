@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
+from numbers import Integral, Real
 from typing import Any, TypeVar, dataclass_transform
 
 from undrift.errors import InvalidInput, unknown
@@ -20,6 +21,10 @@ class Spec:
     everyone: bool = False  # defined for full participation only
     equal_steps: bool = False  # defined only if all clients make the same number of steps
     local_momentum: bool = False  # ud.Local(momentum=...) is meaningful with it
+    adds_states: bool = (
+        False  # its server keeps a sum of clients' states, weighted by the problem's weights
+    )
+    divides_by_lr: bool = False  # not defined for a local step size of zero
     reading: bool = False  # no authoritative text at hand: the rule is our reading of it
 
 
@@ -66,6 +71,7 @@ def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[C]], type[C
             if own is not None:
                 own(self)
 
+        _check_free(name, cls)
         cls.__post_init__ = check  # pyright: ignore[reportAttributeAccessIssue]
         cls.spec = Spec(name, paper, **spec)  # pyright: ignore[reportAttributeAccessIssue]
         made = dataclass(frozen=True)(cls)
@@ -75,11 +81,19 @@ def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[C]], type[C
     return make
 
 
+def _check_free(name: str, made: Any) -> None:
+    """A name may be taken again by what had it (a cell run twice), not by something else."""
+    known = METHODS.get(name)
+    if known and known.make.__qualname__ != made.__qualname__:
+        raise InvalidInput(f"there is a method {name!r} already: choose another name")
+
+
 def special_case(name: str, paper: str, of: Any) -> Callable[[C], C]:
     """Register a function that returns a method with certain hyper-parameters, under a name of its own."""
 
     def make(function: C) -> C:
-        spec = Spec(name, paper, of.spec.everyone, of.spec.equal_steps, of.spec.local_momentum)
+        _check_free(name, function)
+        spec = replace(of.spec, name=name, paper=paper)
         METHODS[name] = Entry(spec, function)  # pyright: ignore[reportArgumentType]
         return function
 
@@ -108,10 +122,10 @@ def check_value(
         choices = ", ".join(map(repr, among))
         raise InvalidInput(f"{method}: {name} must be one of {choices}, got {value!r}")
     if within:
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise InvalidInput(f"{method}: {name} must be a number in {within}, got {value!r}")
-        if type_ in (int, "int", int | None) and int(value) != value:
-            raise InvalidInput(f"{method}: {name} must be a whole number in {within}, got {value}")
+        whole = type_ in (int, int | None)
+        if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+            kind = "whole number" if whole else "number"
+            raise InvalidInput(f"{method}: {name} must be a {kind} in {within}, got {value!r}")
         if not inside(float(value), within):
             raise InvalidInput(f"{method}: {name} must lie in {within}, got {value}")
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from undrift.errors import InvalidInput
-from undrift.hyper import check_value, inside
+from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
 from undrift.work import Solver
 
@@ -50,7 +51,7 @@ class Local:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "lr"):  # arrays and tensors are as good as lists
+        for name in ("steps", "epochs", "lr"):  # arrays and tensors are as good as lists
             if hasattr(getattr(self, name), "tolist"):
                 object.__setattr__(self, name, getattr(self, name).tolist())
         if self.steps is not None and self.epochs is not None:
@@ -79,12 +80,20 @@ class Local:
             got = len(self.steps)  # pyright: ignore[reportArgumentType]
             raise InvalidInput(f"Local: steps lists {got} numbers for {N} clients: give one each")
 
-    @property
-    def unequal(self) -> bool:
-        """Whether clients of one round may make different numbers of steps, as far as this record tells."""
+    def unequal(self, problem: "Problem") -> bool:
+        """Whether clients of one round may make different numbers of steps."""
         if _is_list(self.steps):
             return len(set(self.steps)) > 1  # pyright: ignore[reportArgumentType]
-        return any(isinstance(n, tuple) and n[0] < n[1] for n in (self.steps, self.epochs))
+        if any(isinstance(n, tuple) and n[0] < n[1] for n in (self.steps, self.epochs)):
+            return True
+        if self.steps is not None:
+            return False
+        return len({problem.steps_per_epoch(i, self.batch) for i in range(problem.N)}) > 1
+
+    @property
+    def smallest_lr(self) -> float:
+        """The smallest step size of a run."""
+        return min(self.lr) if isinstance(self.lr, Sequence) else self.lr
 
     def solver(self, t: int) -> Solver:
         """The local solver of round t (a first contact, t = 0, has round 1's)."""
@@ -123,9 +132,9 @@ def _number(numbers: int | Sequence[int] | tuple[int, int], key: Key, client: in
 
 
 def _check_counts(name: str, numbers: int | Sequence[int] | tuple[int, ...]) -> None:
-    each = [numbers] if isinstance(numbers, int) else list(numbers)
+    each = numbers if isinstance(numbers, Sequence) else [numbers]
     for n in each:
-        if int(n) != n or not inside(float(n), "[1, inf)"):
+        if not isinstance(n, Integral) or n < 1:
             raise InvalidInput(f"Local: {name} must be whole numbers from 1 up, got {n}")
     if isinstance(numbers, tuple) and (len(numbers) != 2 or numbers[0] > numbers[1]):
         raise InvalidInput(

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from undrift.errors import InvalidInput
-from undrift.hyper import inside
+from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
-
 
 Weights: TypeAlias = Sequence[float] | np.ndarray
 
@@ -79,8 +79,7 @@ class Weighted:
     S: int
 
     def check(self, N: int, rounds: int) -> None:
-        if self.S < 1:
-            raise InvalidInput(f"Weighted: S must be at least 1, got {self.S}")
+        check_value("Weighted", "S", self.S, int, within="[1, inf)")
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         random = generator(Purpose.COHORT, Key(seed, round))
@@ -97,8 +96,7 @@ class Bernoulli:
     q: float
 
     def check(self, N: int, rounds: int) -> None:
-        if not inside(self.q, "(0, 1]"):
-            raise InvalidInput(f"Bernoulli: q must lie in (0, 1], got {self.q}")
+        check_value("Bernoulli", "q", self.q, float, within="(0, 1]")
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         random = generator(Purpose.COHORT, Key(seed, round))
@@ -118,10 +116,10 @@ class Fixed:
                 f"Fixed has {len(self.cohorts)} cohorts for {rounds} rounds: give one list a round"
             )
         for t, cohort in enumerate(self.cohorts, start=1):
-            wrong = [i for i in cohort if not 0 <= i < N]
-            if wrong or len(set(cohort)) != len(cohort):
+            right = isinstance(cohort, Sequence) and all(isinstance(i, Integral) for i in cohort)
+            if not right or len(set(cohort)) != len(cohort) or any(not 0 <= i < N for i in cohort):
                 raise InvalidInput(
-                    f"Fixed: round {t} must name different clients from 0 to {N - 1}, got {list(cohort)}"
+                    f"Fixed: round {t} must name different clients from 0 to {N - 1}, got {cohort}"
                 )
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
@@ -129,5 +127,5 @@ class Fixed:
 
 
 def _at_most(S: int, N: int, name: str) -> None:
-    if not 1 <= S <= N:
+    if not isinstance(S, Integral) or not 1 <= S <= N:
         raise InvalidInput(f"{name}: S must be from 1 to the number of clients, {N}; got {S}")

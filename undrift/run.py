@@ -1,7 +1,7 @@
 """A run: rounds of exchanges, and what is recorded of them."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, cast
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.checks import check_first_records, check_fit, check_kinds, check_numbers
 from undrift.core import Algorithm, Exchange, exchanges_of
 from undrift.engines import ENGINES, Engine
 from undrift.errors import Diverged, InvalidInput, unknown
 from undrift.exchange import Party, Setting, Traffic, carry_out, to_one
-from undrift.hyper import Spec
 from undrift.keyed import Key, Purpose, generator
 from undrift.local import Local
 from undrift.participation import Draw, Everyone, Participation
@@ -125,7 +125,7 @@ def run(
     x0: Tensor | None = None,
     chunk: int | None = None,
     evaluate_every: int = 1,
-    start: State | None = None,
+    start: "State | Result | None" = None,
 ) -> Result:
     """Run a method and keep its history; the arguments are explained at `rounds`.
 
@@ -150,7 +150,8 @@ def run(
         start=start,
     )
     history: list[Round] = []
-    state, stopped, best = start, None, None
+    state: State | None = None
+    stopped, best = None, None
     try:
         for r in every_round:
             state, best = r._state, _better(best, r)
@@ -184,14 +185,15 @@ def rounds(
     x0: Tensor | None = None,
     chunk: int | None = None,
     evaluate_every: int = 1,
-    start: State | None = None,
+    start: "State | Result | None" = None,
 ) -> Iterator[Round]:
     """The same run as an iterator: each item is a finished round, with `x`, the model after it.
 
     participation   who takes part, all clients by default      local   how they work, one epoch by default
     engine          "sequential", "batched", or "auto"          chunk   how many clients the batched engine takes at once
     x0              where to start, the problem's own by default
-    start           a `snapshot()` of an earlier round to go on from: the rest is as if there had been no pause
+    rounds          how many in all, those before `start` included
+    start           a `snapshot()` of an earlier round, or a Result, to go on from as if there had been no pause
 
     Everything is checked here, before the first round.
 
@@ -200,23 +202,22 @@ def rounds(
     >>> [round(float(r.x), 3) for r in ud.rounds(ud.FedAvg(), problem, rounds=3, local=ud.Local(lr=0.5))]
     [1.0, 1.5, 1.75]
     """
-    participation, local = participation or Everyone(), local or Local()
-    _check_numbers(rounds, seed, chunk, evaluate_every)
-    participation.check(problem.N, rounds)
-    local.check(problem.N, rounds)
-    _check_fit(algorithm, problem.N, rounds, participation, local)
+    participation = Everyone() if participation is None else participation
+    local = Local() if local is None else local
+    check_kinds(algorithm, problem, participation, local)
+    check_numbers(rounds, seed, chunk, evaluate_every)
+    check_fit(algorithm, problem, rounds, participation, local)
     visit = _engine(engine, problem)
-    if start is None:
-        x = _x0(problem, x0)
-        start = State(0, algorithm.server(x), ClientStates(algorithm.client(x)))
-    elif x0 is not None:
+    x = _x0(problem, x0)
+    fresh = State(0, algorithm.server(x), ClientStates(algorithm.client(x)))
+    check_first_records(algorithm, fresh.server)
+    if start is not None and x0 is not None:
         raise InvalidInput("give x0 or start, not both: start holds a model already")
-    else:
-        start = replace(start, clients=start.clients.copy())
-    chunk = chunk or _chunk(problem)
+    state = fresh if start is None else _continued(start, fresh, rounds)
+    chunk = chunk or _chunk(problem, local)
     largest = float(np.max(problem.weights))
     plan = _Plan(algorithm, problem, participation, local, visit, seed, chunk, largest)
-    return _play(plan, start, rounds, evaluate_every)
+    return _play(plan, state, rounds, evaluate_every)
 
 
 iterate = rounds  # inside `run` the name is taken by the number of rounds
@@ -240,17 +241,22 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
         t, began = state.round + 1, perf_counter()
         draw = plan.participation.draw(plan.seed, t, problem.weights)
         server, traffic, count = state.server, Traffic(), 0
+        before: list[tuple[Sequence[int], Any]] = []  # clients' states as this round found them
         try:
-            for when in (0, t) if t == 1 else (t,):  # the first contact belongs to round 1
-                for number, exchange in enumerate(exchanges_of(plan.algorithm, when)):
-                    party = _party(plan, exchange, draw, when, number)
-                    if not party.clients:
-                        continue  # nobody came
-                    setting = Setting(problem, plan.engine, plan.chunk, plan.local.solver(when))
-                    key = Key(plan.seed, when, number)
-                    server, cost = carry_out(exchange, server, state.clients, party, setting, key)
-                    traffic, count = traffic + cost, count + 1
+            for when, number, exchange in _exchanges(plan.algorithm, t):
+                party = _party(plan, exchange, draw, when, number)
+                if not any(party.weights):
+                    continue  # nobody came, or nobody who counts
+                setting = Setting(problem, plan.engine, plan.chunk, plan.local.solver(when))
+                key = Key(plan.seed, when, number)
+                outcome = carry_out(exchange, server, state.clients, party, setting, key)
+                for who, new in outcome.states:
+                    before.append((who, state.clients.gather(who)))
+                    state.clients.scatter(who, new)
+                server, traffic, count = outcome.server, traffic + outcome.traffic, count + 1
         except Diverged as end:
+            for who, old in reversed(before):
+                state.clients.scatter(who, old)
             raise Diverged(str(end), t, state) from None
         seconds = perf_counter() - began
         evaluated = t % evaluate_every == 0 or t == last
@@ -268,6 +274,12 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
             count,
             state,
         )
+
+
+def _exchanges(algorithm: Algorithm, t: int) -> list[tuple[int, int, Exchange]]:
+    """(round, number in the round, exchange) of a round; the first contact, round 0, belongs to round 1."""
+    rounds = (0, t) if t == 1 else (t,)
+    return [(s, number, e) for s in rounds for number, e in enumerate(exchanges_of(algorithm, s))]
 
 
 def _party(plan: _Plan, exchange: Exchange, draw: Draw, t: int, number: int) -> Party:
@@ -290,8 +302,8 @@ def _party(plan: _Plan, exchange: Exchange, draw: Draw, t: int, number: int) -> 
 def _x0(problem: Problem, x0: Tensor | None) -> Tensor:
     own = problem.x0
     if x0 is None:
-        return own.clone()
-    x0 = torch.as_tensor(x0)
+        return own.detach().clone()
+    x0 = torch.as_tensor(x0).detach().to(own.device)
     if x0.shape != own.shape or x0.dtype != own.dtype:
         raise InvalidInput(
             f"x0 must be {list(own.shape)} of {own.dtype} as the problem's own; "
@@ -302,54 +314,35 @@ def _x0(problem: Problem, x0: Tensor | None) -> Tensor:
     return x0.clone()
 
 
+def _continued(start: "State | Result", fresh: State, rounds: int) -> State:
+    """The state to go on from, if it is one of this method on this problem."""
+    state = start.state if isinstance(start, Result) else start
+    if not isinstance(state, State):
+        raise InvalidInput(f"start must be a snapshot() of a round or a Result, got {start!r}")
+    if type(state.server) is not type(fresh.server) or state.server.x.shape != fresh.server.x.shape:
+        raise InvalidInput("start is a state of another method or of another model")
+    if state.round >= rounds:
+        raise InvalidInput(
+            f"start is after round {state.round}, rounds={rounds} leaves nothing to do: "
+            "rounds counts from the very beginning"
+        )
+    return replace(state, clients=state.clients.copy())
+
+
 def _engine(name: str, problem: Problem) -> Engine:
     if name == "auto":
         name = getattr(problem, "engine", "batched")  # a problem may know which suits it
     if name not in ENGINES:
-        raise unknown("engine", name, [*ENGINES, "auto"])
-    refusal = getattr(problem, "not_batched", None)
-    if name == "batched" and refusal:
+        raise unknown("engine", str(name), [*ENGINES, "auto"])
+    refusal = getattr(problem, "not_batched", None) if name == "batched" else None
+    if refusal:
         raise InvalidInput(f"engine 'batched' cannot run this problem: {refusal}")
     return ENGINES[name]
 
 
-def _chunk(problem: Problem) -> int:
+def _chunk(problem: Problem, local: Local) -> int:
     a_client = problem.x0.numel() * problem.x0.element_size() * VECTORS_A_CLIENT
+    batch_bytes = getattr(problem, "batch_bytes", None)
+    if batch_bytes is not None:
+        a_client += batch_bytes(local.batch)
     return max(1, CHUNK_BYTES // a_client)
-
-
-def _check_numbers(rounds: int, seed: int, chunk: int | None, evaluate_every: int) -> None:
-    if int(rounds) != rounds or rounds < 1:
-        raise InvalidInput(f"rounds must be a whole number from 1 up, got {rounds}")
-    if not 0 <= seed < 2**64:
-        raise InvalidInput(f"seed must be from 0 to 2**64 - 1, got {seed}")
-    if chunk is not None and chunk < 1:
-        raise InvalidInput(f"chunk must be at least 1, got {chunk}")
-    if evaluate_every < 1:
-        raise InvalidInput(f"evaluate_every must be at least 1, got {evaluate_every}")
-
-
-def _check_fit(
-    algorithm: Algorithm, N: int, rounds: int, participation: Participation, local: Local
-) -> None:
-    """Refuse what a method is not defined for."""
-    for name in ("server", "client", "send", "local", "update"):
-        if not callable(getattr(algorithm, name, None)):
-            raise InvalidInput(
-                f"{algorithm!r} is not a method: it has no {name}(); "
-                "give an object such as ud.FedAvg() or ud.method('fedavg')"
-            )
-    own_check = getattr(algorithm, "check", None)
-    if own_check is not None:
-        own_check(N, rounds)
-    spec: Spec | None = getattr(algorithm, "spec", None)
-    if spec is None:
-        return
-    if spec.everyone and not isinstance(participation, Everyone):
-        raise InvalidInput(f"{spec.name} is defined for full participation: use ud.Everyone()")
-    if spec.equal_steps and local.unequal:
-        raise InvalidInput(f"{spec.name} needs the same number of steps of every client")
-    if local.momentum and not spec.local_momentum:
-        raise InvalidInput(
-            f"{spec.name} has a local rule of its own: use ud.Local(momentum=0) with it"
-        )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift.core import rebuild, tensors
+from undrift.errors import MethodFailure
 
 
 class ClientStates:
@@ -24,6 +25,15 @@ class ClientStates:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def check(self, states: Any, where: str) -> None:
+        """Raise MethodFailure unless these are states of the kind that clients start with."""
+        found, expected = len(tensors(states)), len(self._tables)
+        if type(states) is not type(self._initial) or found != expected:
+            raise MethodFailure(
+                f"{where}: local() returned {type(states).__name__} with {found} tensors as the client's state, "
+                f"client() makes {type(self._initial).__name__} with {expected}: they must be alike"
+            )
+
     def gather(self, clients: Sequence[int]) -> Any:
         """The states of these clients, one row each."""
         rows = torch.tensor([self._rows.get(i, 0) for i in clients])
@@ -31,7 +41,7 @@ class ClientStates:
 
     def scatter(self, clients: Sequence[int], states: Any) -> None:
         """Remember these states, one row a client."""
-        if not self._tables:
+        if not self._tables or len(clients) == 0:
             return
         for i in clients:
             self._rows.setdefault(i, len(self._rows) + 1)

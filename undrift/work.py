@@ -44,6 +44,9 @@ class Work:
         self.problem, self.solver, self.clients = problem, solver, clients
         self.t, self.lr = key.round, solver.lr
         self._steps, self._key, self._single = list(steps), key, single
+        self._minibatches: Any = None
+        self._momentum: Tensor | None = None
+        self._k: int | None = None  # the step, inside a loop
         self.K = self._column(steps)
 
     def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
@@ -53,10 +56,9 @@ class Work:
         are while others go on.  A second loop in the same visit draws minibatches of its own.
         """
         K = self._steps if steps is None else [steps] * len(self.clients)
-        batch = self.solver.batch
-        self._minibatches = self.problem.draw(self._key, self.clients, K, batch)
+        self._minibatches = self.problem.draw(self._key, self.clients, K, self.solver.batch)
         self._key = replace(self._key, loop=self._key.loop + 1)
-        self._momentum: Any = None
+        self._momentum = None
         first_done, last_done, column = min(K), max(K), self._column(K)
         carried = start
         for k in range(last_done):
@@ -68,6 +70,7 @@ class Work:
                 pairs = zip(new, carried, strict=True)
                 new = tuple(torch.where(live, after, before) for after, before in pairs)
             carried = new
+        self._k = None
         return carried[0] if len(start) == 1 else carried
 
     def grad(self, y: Tensor) -> Tensor:
@@ -75,6 +78,8 @@ class Work:
 
         Clipping, if asked for, comes before weight decay, as in a PyTorch training loop.
         """
+        if self._k is None:
+            raise RuntimeError("work.grad needs a minibatch: call it inside work.loop")
         g = self.problem.grad(y, self._minibatches, self._k)
         if self.solver.clip is not None:
             norm = g.norm(dim=-1, keepdim=True)

@@ -27,7 +27,7 @@ class Client:
     g: Vec
 
 
-@algorithm("feddyn", "Acar et al. 2021", local_momentum=True, reading=True)
+@algorithm("feddyn", "Acar et al. 2021", local_momentum=True, adds_states=True, reading=True)
 class FedDyn:
     """Each client's objective is bent until its optimum is the common one."""
 

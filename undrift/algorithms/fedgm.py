@@ -80,6 +80,12 @@ class MultistageFedGM:
     client, send, local = stateless, send_model, local_sgd
 
     def __post_init__(self) -> None:
+        if not isinstance(self.eta, tuple | list) or not self.eta:
+            raise InvalidInput(
+                f"multistage-fedgm: eta lists the stages' step sizes, e.g. (2.0, 1.0, 0.5); got {self.eta!r}"
+            )
+        for eta_s in self.eta:
+            check_value("multistage-fedgm", "eta", eta_s, float, within="(0, inf)")
         _check_stages(self.stages, given=self)
 
     @property
@@ -131,7 +137,6 @@ def _check_stages(stages: tuple[Stage, ...], given: MultistageFedGM) -> None:
     """Explain what breaks the constraint, and what would satisfy it."""
     name = "multistage-fedgm"
     for stage in stages:
-        check_value(name, "eta", stage.eta, float, within="(0, inf)")
         check_value(name, "beta", stage.beta, float, within="[0, 1)")
         check_value(name, "a stage's length", stage.rounds, int, within="[1, inf)")
     eta, beta = given.eta, [stage.beta for stage in stages]
@@ -168,6 +173,12 @@ class AutonomousFedGM:
 
     client, send = stateless, send_model
 
+    def __post_init__(self) -> None:
+        if not all(hasattr(self.schedule, name) for name in ("eta", "beta", "nu", "update")):
+            raise InvalidInput(
+                f"autonomous-fedgm: schedule is a FedGM or a MultistageFedGM, got {self.schedule!r}"
+            )
+
     def check(self, N: int, rounds: int) -> None:
         if isinstance(self.schedule, MultistageFedGM):
             self.schedule.check(N, rounds)
@@ -203,6 +214,7 @@ def FedNAG(eta: float = 1.0, beta: float = 0.9, dampened: bool = True) -> FedGM:
 @special_case("snv", "Lessard et al. 2016", FedGM)
 def SNV(alpha: float, b1: float, b2: float) -> FedGM:
     """Synthesised Nesterov: z+ = z - alpha Delta(y) + b1 (z - z-), y = z + b2 (z - z-)."""
+    check_value("snv", "alpha", alpha, float, within="[0, inf)")
     check_value("snv", "b1", b1, float, within="(0, 1)")
     return FedGM(alpha / (1 - b1), b1, nu=1 - (1 - b1) * b2 / b1)
 
@@ -210,6 +222,7 @@ def SNV(alpha: float, b1: float, b2: float) -> FedGM:
 @special_case("triple-momentum", "Van Scoy et al. 2018", FedGM)
 def TripleMomentum(L: float, mu: float) -> FedGM:
     """SNV tuned for functions with curvature between mu and L (of the map x -> Delta)."""
+    check_value("triple-momentum", "L", L, float, within="(0, inf)")
     check_value("triple-momentum", "mu", mu, float, within=f"(0, {L})")
     rho = 1 - sqrt(mu / L)
     return SNV((1 + rho) / L, rho**2 / (2 - rho), rho**2 / ((1 + rho) * (2 - rho)))
@@ -218,6 +231,7 @@ def TripleMomentum(L: float, mu: float) -> FedGM:
 @special_case("robust-momentum", "Cyrus et al. 2018", FedGM)
 def RobustMomentum(L: float, kappa: float, rho: float) -> FedGM:
     """SNV with a rate rho between 1 - 1/sqrt(kappa) (fast) and 1 - 1/kappa (robust)."""
+    check_value("robust-momentum", "L", L, float, within="(0, inf)")
     check_value("robust-momentum", "kappa", kappa, float, within="(1, inf)")
     low, high = 1 - 1 / sqrt(kappa), 1 - 1 / kappa
     check_value("robust-momentum", "rho", rho, float, within=f"[{low}, {high}]")
@@ -249,7 +263,9 @@ def PIDAn(r: float, b: float, K_d: float) -> FedGM:
 @special_case("asgd", "Kidambi et al. 2018", FedGM)
 def ASGD(delta: float, kappa: float, xi: float, eps: float = 0.7) -> FedGM:
     """A long step into a running average, a short step, and a mixture of the two."""
+    check_value("asgd", "delta", delta, float, within="[0, inf)")
     check_value("asgd", "kappa", kappa, float, within="[1, inf)")
+    check_value("asgd", "eps", eps, float, within="(0, 1]")
     check_value("asgd", "xi", xi, float, within=f"(0, {kappa / eps**2}]")
     return FedGM(
         eta=delta * eps * (1 + xi) / (1 + eps),

@@ -40,7 +40,7 @@ class Up:
     tau: Col
 
 
-@algorithm("fednova", WANG, local_momentum=True)
+@algorithm("fednova", WANG, local_momentum=True, divides_by_lr=True)
 class FedNova:
     """FedAvg with updates divided by their length in steps: right objective under unequal work (bias O(eta) stays)."""
 
@@ -97,7 +97,7 @@ class VRDown:
     d: Vec
 
 
-@algorithm("fednova-vr", WANG, local_momentum=True, everyone=True)
+@algorithm("fednova-vr", WANG, local_momentum=True, everyone=True, divides_by_lr=True)
 class FedNovaVR:
     """FedNova with cross-client variance reduction: reaches the optimum with unequal steps and local momentum."""
 

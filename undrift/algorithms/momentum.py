@@ -100,7 +100,7 @@ class Correction:
     dc: Vec
 
 
-@algorithm("scaffold-m", CHENG)
+@algorithm("scaffold-m", CHENG, adds_states=True)
 class ScaffoldM:
     """SCAFFOLD with momentum: exact under any heterogeneity, faster with few clients a round."""
 
@@ -215,7 +215,7 @@ class ScaffoldMVRUp:
     dc: Vec
 
 
-@algorithm("scaffold-m-vr", CHENG)
+@algorithm("scaffold-m-vr", CHENG, adds_states=True)
 class ScaffoldMVR:
     """SCAFFOLD-M with the variance-reduced direction."""
 

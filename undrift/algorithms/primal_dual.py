@@ -8,7 +8,7 @@ Scaffnew (ProxSkip): Mishchenko, Malinovsky, Stich, Richtarik, ICML 2022.  (Our 
     c_i <- c_i + r (x - y_i)                                VRL-SGD (its Delta_i): r = 1/(K eta)
                                                             Scaffnew (h_i):        r = p / eta
                                                             LED (its y_i = -c_i):  r = beta
-    sum_i c_i = 0 at all times
+    sum_i c_i = 0 at all times, r being the same for all clients
 
 The new mean reaches a client with its next visit, which is when c_i is updated: FedAvg's traffic, full participation
 only.  Scaffnew communicates after a random number of steps, the same for all: ud.Local(steps=ud.Geometric(p)); with a
@@ -50,7 +50,7 @@ def average(self: object, server: Server, mean: Up, cohort: Cohort) -> Server:
     return Server(server.x - mean.delta)
 
 
-@algorithm("vrl-sgd", "Liang et al. 2019", everyone=True, equal_steps=True)
+@algorithm("vrl-sgd", "Liang et al. 2019", everyone=True, equal_steps=True, divides_by_lr=True)
 class VRLSGD:
     """SCAFFOLD with everyone, at FedAvg's traffic."""
 
@@ -60,7 +60,7 @@ class VRLSGD:
         return corrected_sgd(down, client, work, 1 / (work.lr * work.K))
 
 
-@algorithm("led", "Alghunaim 2023", everyone=True, reading=True)
+@algorithm("led", "Alghunaim 2023", everyone=True, divides_by_lr=True, reading=True)
 class LED:
     """Exact diffusion with local steps, centralised."""
 
@@ -68,18 +68,28 @@ class LED:
 
     server, client, send, update = start, untouched, send_model, average
 
+    @property
+    def equal_steps(self) -> bool:
+        return (
+            self.beta is None
+        )  # with one beta for all, corrections sum to zero whatever the steps
+
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         beta = 1 / (work.lr * work.K) if self.beta is None else 0 * work.K + self.beta
         return corrected_sgd(down, client, work, beta)
 
 
-@algorithm("scaffnew", "Mishchenko et al. 2022", everyone=True, reading=True)
+@algorithm("scaffnew", "Mishchenko et al. 2022", everyone=True, divides_by_lr=True, reading=True)
 class Scaffnew:
     """Skips communication at random, provably for free."""
 
     p: float | None = hyper(default=None, within="(0, 1]")
 
     server, client, send, update = start, untouched, send_model, average
+
+    @property
+    def equal_steps(self) -> bool:
+        return self.p is None
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         p = 1 / work.K if self.p is None else 0 * work.K + self.p

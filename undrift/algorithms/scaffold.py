@@ -49,7 +49,7 @@ def answer_and_keep(self: Any, down: Hello, client: Client, work: Work) -> tuple
     return Answer(c), Client(c)
 
 
-@algorithm("scaffold", "Karimireddy et al. 2020", local_momentum=True)
+@algorithm("scaffold", "Karimireddy et al. 2020", local_momentum=True, adds_states=True)
 class Scaffold:
     """Reaches the optimum whatever the heterogeneity, also with few clients a round."""
 

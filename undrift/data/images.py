@@ -57,6 +57,8 @@ VISION_HOME = (
 IDX_TYPES = {0x08: np.dtype("u1"), 0x0C: np.dtype(">i4")}
 WRITER = 2  # column of the QMNIST tables; column 0 is the class
 PIXELS = (3, 32, 32)  # of CIFAR
+IMAGE_FOLDERS = ("train", "train_val_images", "images")
+TABLE_FOLDERS = {"gldv2": "landmarks-user-160k", "inaturalist": "inaturalist-user-120k"}  # unzipped
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,9 @@ def read_idx(path: Path) -> np.ndarray:
             f"but {len(content) - begin} bytes follow: get it again"
         )
     array = np.frombuffer(content, dtype, offset=begin).reshape(shape)
-    return array.astype(dtype.newbyteorder("="))  # a copy: what comes from bytes cannot be written to
+    return array.astype(
+        dtype.newbyteorder("=")
+    )  # a copy: what comes from bytes cannot be written to
 
 
 def labelled_images(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
@@ -226,7 +230,9 @@ def cifar10() -> Data:
     Read from the folder cifar-10-batches-bin, or else from cifar-10-binary.tar.gz.
     """
     files = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
-    contents, read = _cifar_files("cifar10", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", files)
+    contents, read = _cifar_files(
+        "cifar10", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", files
+    )
     pairs = [cifar_records(*item, label_bytes=1, label=0, classes=10) for item in contents.items()]
     images, labels = (torch.cat(parts) for parts in zip(*pairs[:-1], strict=True))
     return Data(
@@ -297,7 +303,9 @@ def members(archive: Path, names: Iterable[str]) -> dict[str, bytes]:
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise store.damaged(archive, error) from error
     if absent := sorted(set(wanted) - found):
-        raise InvalidInput(f"{archive} does not contain {', '.join(absent)}: get the binary version")
+        raise InvalidInput(
+            f"{archive} does not contain {', '.join(absent)}: get the binary version"
+        )
     return wanted
 
 
@@ -338,7 +346,10 @@ def inaturalist(
 
 def image_table(path: Path, *, users: bool) -> tuple[list[str], np.ndarray, list[str]]:
     """The columns image_id, class and, if asked for, user_id of a mapping table."""
-    rows = list(csv.DictReader(StringIO(store.read_text(path))))
+    try:
+        rows = list(csv.DictReader(StringIO(store.read_text(path))))
+    except csv.Error as error:
+        raise InvalidInput(f"{path} is not a table of commas ({error}): get it again") from error
     columns = ["image_id", "class", *(["user_id"] if users else [])]
     if not rows:
         raise InvalidInput(f"{path} has no rows: get the mapping table again")
@@ -359,7 +370,7 @@ def image_table(path: Path, *, users: bool) -> tuple[list[str], np.ndarray, list
 
 def _mnist_file(name: str) -> Path:
     home = QMNIST_HOME if name.startswith("qmnist") else MNIST_HOME
-    md5 = MD5["mnist"].get(name) if "mnist" in MD5 else None
+    md5 = MD5.get("mnist", {}).get(name)
     aliases = [f"{folder}/raw/{name}" for folder in ("MNIST", "QMNIST")]
     return store.find("mnist", name, md5=md5, url=home + name, aliases=aliases)
 
@@ -405,11 +416,17 @@ def _cifar_files(
         for path in paths:
             store.verify(path, md5=md5.get(path.name))
         return {path.name: path.read_bytes() for path in paths}, paths
-    path = store.find(dataset, archive, md5=md5.get(archive), url=CIFAR_HOME + archive)
+    path = store.find(
+        dataset,
+        archive,
+        md5=md5.get(archive),
+        url=CIFAR_HOME + archive,
+        home=f"its files, unpacked in a folder {folder}, will do too",
+    )
     return members(path, files), [path]
 
 
-Locate = Callable[[str], Path]  # image_id -> path within the folder of images
+Locate = Callable[[str], Path | None]  # image_id -> path within the folder of images
 
 
 def _image_tables(
@@ -422,22 +439,30 @@ def _image_tables(
 ) -> Data:
     if size < 1:
         raise InvalidInput(f"{dataset}: size must be 1 or more pixels, got {size}")
-    tables = [store.find(dataset, name, home=VISION_HOME) for name in (train, test) if name]
+    tables = [
+        store.find(dataset, train, aliases=[f"{TABLE_FOLDERS[dataset]}/{train}"], home=VISION_HOME)
+    ]
     folder = _image_folder(dataset, images)
     ids, labels, users = image_table(tables[0], users=True)
     names, clients = np.unique(users, return_inverse=True)
     classes, n, held_out = int(labels.max()) + 1, len(ids), None
     if test:
+        # test.csv is a name that anything may have: only the one beside the training table will do
+        tables.append(tables[0].parent / test)
+        if not tables[1].is_file():
+            raise store.DataMissing(
+                f"{dataset}: {test} is not beside {tables[0]}; {VISION_HOME}; or give test=None"
+            )
         more, test_labels, _ = image_table(tables[1], users=False)
         _check_labels(tables[1], test_labels, classes)
         ids += more
         held_out = torch.arange(n, len(ids)), torch.from_numpy(test_labels)
     locate = locator(folder)
-    paths = tuple(folder / locate(id_) for id_ in ids)
-    absent = [path for path in paths if not path.is_file()]
+    paths = tuple(folder / (locate(image_id) or "") for image_id in ids)
+    absent = [id_ for id_, path in zip(ids, paths, strict=True) if not path.is_file()]
     if absent:
         raise InvalidInput(
-            f"{dataset}: {len(absent)} of {len(paths)} images are not there, the first is {absent[0]}: "
+            f"{dataset}: {len(absent)} of {len(paths)} images are not in {folder}, the first is {absent[0]!r}: "
             "get them, or give their folder with images=..."
         )
     return Data(
@@ -459,13 +484,10 @@ def _image_folder(dataset: str, given: str | Path | None) -> Path:
         if not Path(given).is_dir():
             raise InvalidInput(f"{dataset}: images={str(given)!r} is not a folder")
         return Path(given)
-    # never $UNDRIFT_DATA/train itself, which may belong to anything
-    names = ("train", "train_val_images", "images")
-    found = (place / name for place in store.folders(dataset) for name in names)
-    folder = next((f for f in found if f.is_dir() and f.parent.name == dataset), None)
+    folder = store.look_folder(dataset, IMAGE_FOLDERS)
     if folder is None:
         raise store.DataMissing(
-            f"{dataset}: no folder of images (train, train_val_images or images) in "
+            f"{dataset}: no folder of images ({', '.join(IMAGE_FOLDERS)}) in "
             f"{', '.join(str(p) for p in store.folders(dataset) if p.name == dataset)}: "
             "make one or give it with images=..."
         )
@@ -487,17 +509,19 @@ def _by_path_or_stem(folder: Path) -> Locate:
     ]
     known: dict[str, list[Path]] = {}
     for file in files:
-        for name in dict.fromkeys((file.as_posix(), file.with_suffix("").as_posix(), file.stem, file.name)):
+        for name in dict.fromkeys(
+            (file.as_posix(), file.with_suffix("").as_posix(), file.stem, file.name)
+        ):
             known.setdefault(name, []).append(file)
 
-    def locate(image_id: str) -> Path:
+    def locate(image_id: str) -> Path | None:
         matches = known.get(image_id, [])
         if len(matches) > 1:
             raise InvalidInput(
                 f"inaturalist: image_id {image_id!r} is both {matches[0]} and {matches[1]} in {folder}: "
                 "give paths in the table"
             )
-        return matches[0] if matches else Path(image_id)  # the caller says which are not there
+        return matches[0] if matches else None
 
     return locate
 
@@ -512,7 +536,9 @@ def _pixels(path: Path, size: int) -> np.ndarray:
         with Image.open(path) as image:
             rgb = image.convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
-        raise InvalidInput(f"{path} is not an image that can be read ({error}): get it again") from error
+        raise InvalidInput(
+            f"{path} is not an image that can be read ({error}): get it again"
+        ) from error
     scale = size / min(rgb.size)
     width, height = (max(size, round(side * scale)) for side in rgb.size)
     left, top = (width - size) // 2, (height - size) // 2

@@ -295,8 +295,9 @@ class Natural:
 def as_parts(clients: Any, samples: Samples, seed: int) -> Parts:
     """From a partition, from lists of sample numbers, or from one client name a sample."""
     if hasattr(clients, "split") and not hasattr(clients, "tolist"):
-        parts: Parts = clients.split(samples, seed)
-        return parts
+        return _checked(clients.split(samples, seed), samples.n)
+    if isinstance(clients, Sequence) and clients and all(np.ndim(part) == 0 for part in clients):
+        clients = np.asarray(clients)
     if hasattr(clients, "tolist"):
         names = np.asarray(clients)
         if names.shape != (samples.n,):
@@ -308,21 +309,31 @@ def as_parts(clients: Any, samples: Samples, seed: int) -> Parts:
             missing = int(np.flatnonzero(~np.isfinite(names))[0])
             raise InvalidInput(f"clients: sample {missing} has no client: drop it or name one")
         return _by_name(names, 1)
-    try:
-        lists = [np.asarray(part, dtype=np.int64) for part in clients]
-    except (TypeError, ValueError):
+    if not isinstance(clients, Sequence) or not clients:
         raise InvalidInput(
             "clients must be a partition such as ud.Dirichlet(100, alpha=0.2), an array with one client a sample, "
-            f"or a list with the sample numbers of each client; got {type(clients).__name__}"
-        ) from None
+            f"or a list with the sample numbers of each client; got {clients!r}"
+        )
+    lists = [np.asarray(part) for part in clients]
     for i, part in enumerate(lists):
-        if part.ndim != 1 or len(part) == 0:
-            raise InvalidInput(f"client {i} has no samples: leave it out")
-        if part.min() < 0 or part.max() >= samples.n:
-            raise InvalidInput(f"client {i} names a sample outside 0 to {samples.n - 1}")
-    if not lists:
-        raise InvalidInput("clients: the list is empty, give at least one client")
-    return listed(lists)
+        if part.dtype == bool and part.shape == (samples.n,):
+            lists[i] = np.flatnonzero(part)
+        elif len(part) and part.dtype.kind not in "iu":
+            raise InvalidInput(f"client {i}: sample numbers must be whole, got {part.dtype}")
+    return _checked(listed([part.astype(np.int64) for part in lists]), samples.n)
+
+
+def _checked(parts: Parts, n: int) -> Parts:
+    """What anybody's partition or list must satisfy."""
+    if parts.N == 0 or parts.sizes.min() < 1:
+        empty = 0 if parts.N == 0 else int(np.argmin(parts.sizes))
+        raise InvalidInput(f"client {empty} has no samples: leave it out")
+    outside = (parts.index < 0) | (parts.index >= n)
+    if outside.any():
+        where = int(np.argmax(outside))
+        client = int(np.argmax((parts.starts <= where) & (where < parts.starts + parts.sizes)))
+        raise InvalidInput(f"client {client} names a sample outside 0 to {n - 1}")
+    return parts
 
 
 def _random(seed: int) -> np.random.Generator:

@@ -7,9 +7,9 @@ none of them and has a home on the web it is downloaded to the cache.  Nothing i
 import gzip
 import hashlib
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from http.client import HTTPException
@@ -49,8 +49,11 @@ def look(dataset: str, names: Iterable[str]) -> Path | None:
 
 
 def look_folder(dataset: str, names: Iterable[str]) -> Path | None:
-    """The first of these sub-folders that is there, or None."""
-    places = folders(dataset)
+    """The first of these sub-folders of the data set's own folders that is there, or None.
+
+    $UNDRIFT_DATA itself is left out: its `train` may belong to anything.
+    """
+    places = [place for place in folders(dataset) if place.name == dataset]
     found = (place / name for name in names for place in places)
     return next((path for path in found if path.is_dir()), None)
 
@@ -68,7 +71,7 @@ def find(
     """A file of a data set, checked; downloaded if it is not there and has a URL.
 
     aliases   other names under which the file may lie, looked for after `file`, e.g. "MNIST/raw/labels.gz"
-    home      for a file without a URL: where to get it or how to make it, in words, for the message
+    home      where else to get the file or how to make it, in words, for the message
     """
     path = look(dataset, (file, *aliases))
     if path is not None:
@@ -80,9 +83,9 @@ def find(
     try:
         _download(url, target, sha256=sha256, md5=md5)
     except (OSError, HTTPException) as error:
-        reason = f"downloading {url} failed ({error})"
+        reason = f"its home is {url}, where getting it failed ({error})"
         raise _missing(
-            dataset, file, sha256, md5, f"{reason}; {home or 'its home is ' + url}"
+            dataset, file, sha256, md5, f"{reason}; {home}" if home else reason
         ) from error
     return target
 
@@ -153,10 +156,9 @@ def _user_cache() -> Path:
 def _download(url: str, target: Path, *, sha256: str | None, md5: str | None) -> None:
     """Write aside, check, rename: a file under its own name is always whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
-    aside = Path(name)
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # others may be at it too
     try:
-        with os.fdopen(handle, "wb") as file, opener(url, timeout=TIMEOUT) as answer:
+        with aside.open("xb") as file, opener(url, timeout=TIMEOUT) as answer:
             shutil.copyfileobj(answer, file)
             promised = answer.headers.get("Content-Length")
         if promised is not None and aside.stat().st_size != int(promised):

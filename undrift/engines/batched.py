@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from undrift.core import map_tensors
-from undrift.errors import ClientFailure
+from undrift.core import check_records, map_tensors
+from undrift.errors import MethodFailure
 from undrift.states import ClientStates
 from undrift.work import Work
 
@@ -28,13 +28,14 @@ def batched(
         try:
             rows = map_tensors(lambda t: t.expand(len(here), *t.shape), down)  # noqa: B023 (used at once)
             up, client = local(rows, states.gather(here), work)
+            if alone:
+                up, client = (map_tensors(lambda t: t[:1], record) for record in (up, client))
+            check_records(up, client)
         except Exception as error:
             where = f"clients {_some(ids)}, round {work.t}, stage local"
-            raise ClientFailure(
+            raise MethodFailure(
                 f"{where}: {type(error).__name__}: {error} (engine='sequential' names the client)"
             ) from error
-        if alone:
-            up, client = (map_tensors(lambda t: t[:1], record) for record in (up, client))
         yield ids, up, client
 
 

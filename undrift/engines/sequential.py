@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from undrift.core import map_tensors
-from undrift.errors import ClientFailure
+from undrift.errors import MethodFailure
 from undrift.states import ClientStates
 from undrift.work import Work
 
@@ -23,10 +23,11 @@ def sequential(
         client = map_tensors(lambda t: t[0], states.gather([i]))
         try:
             up, client = local(down, client, work)
+            up, client = map_tensors(_row, up), map_tensors(_row, client)
         except Exception as error:
             where = f"client {i}, round {work.t}, stage local"
-            raise ClientFailure(f"{where}: {type(error).__name__}: {error}") from error
-        yield [i], map_tensors(_row, up), map_tensors(_row, client)
+            raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
+        yield [i], up, client
 
 
 def _row(t: Any) -> Any:

@@ -10,7 +10,12 @@ from undrift.keyed import Key
 
 
 class Problem(Protocol):
-    """What an engine asks of a problem.  Vectors are `[D]` for one client, `[S, D]` for several."""
+    """What an engine asks of a problem.  Vectors are `[D]` for one client, `[S, D]` for several.
+
+    Optional besides: `engine`, the one that suits it ("batched" or "sequential", for engine="auto"); `not_batched`, why
+    it cannot be batched, or None; `module(x)`, for `Result.model()`; `batch_bytes(batch)`, what one client's minibatch
+    takes while it is computed, from which the batched engine finds its chunk.
+    """
 
     @property
     def N(self) -> int:

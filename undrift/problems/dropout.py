@@ -49,7 +49,7 @@ def keyed(module: nn.Module) -> list[KeyedDropout]:
     """Put keyed dropout in place of torch's, inside the module; returns the new layers."""
     layers: list[KeyedDropout] = []
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # a layer used twice is there twice
             if isinstance(child, _DropoutNd) and type(child) in {nn.Dropout, *SHARED}:
                 layer = KeyedDropout(child.p, len(layers) + 1, SHARED.get(type(child), 0))
                 setattr(parent, name, layer)

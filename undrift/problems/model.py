@@ -28,11 +28,10 @@ Prepare = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Minibatches:
-    """Sample numbers `[S, K, batch]`; where a minibatch is short, `counts` says how many of them are real."""
+    """Sample numbers `[S, K, batch]`, of which a minibatch has the first `counts` (some are short)."""
 
     samples: Tensor
     counts: Tensor
-    ragged: bool
     seeds: Tensor | None  # of dropout, `[S, K]`
     augmentation: Tensor | None  # what was drawn for each sample, `[S, K, batch, ...]`
 
@@ -152,7 +151,7 @@ class ModelProblem:
         width = largest if batch is None else min(batch, largest)
         shape = len(clients), max(steps), width
         positions = np.zeros(shape, dtype=np.int64)
-        counts = np.ones(shape[:2], dtype=np.int64)  # after a client's last step: anything
+        counts = np.zeros(shape[:2], dtype=np.int64)  # none after a client's last step
         seeds = np.zeros(shape[:2], dtype=np.int64)
         augmentation = None if self.augment is None else np.zeros((*shape, 3), dtype=np.int64)
         for row, (i, K) in enumerate(zip(clients, steps, strict=True)):
@@ -163,11 +162,9 @@ class ModelProblem:
                 size = min(batch or self.size(i), self.size(i))
                 random = generator(Purpose.AUGMENTATION, key, i)
                 augmentation[row, :K, :size] = self.augment.draw(random, (K, size))
-        live = np.arange(max(steps)) < np.asarray(steps)[:, None]
         return Minibatches(
             self.index[torch.as_tensor(positions)],
             torch.as_tensor(counts),
-            bool((counts[live] != width).any()),
             torch.as_tensor(seeds) if self.flat.dropouts or self._hidden_randomness else None,
             None if augmentation is None else torch.as_tensor(augmentation),
         )
@@ -200,28 +197,27 @@ class ModelProblem:
             return self._gradient(
                 y, X, self.Y[samples[0, :count]], None if seed is None else seed[0]
             )
-        self.flat.template.train()
-        X, Y = self._inputs(self.X[samples], drawn), self.Y[samples]
-        if not minibatches.ragged:
-            gradient = vmap(grad(self._mean_loss), in_dims=(0, 0, 0, None if seed is None else 0))
-            return gradient(y, X, Y, seed)
-        count = minibatches.counts[:, k, None]
-        real = (torch.arange(samples.shape[1]) < count).to(y.dtype) / count
-        gradient = vmap(
-            grad(self._weighted_loss), in_dims=(0, 0, 0, 0, None if seed is None else 0)
-        )
-        return gradient(y, X, Y, real, seed)
+        counts = minibatches.counts[:, k]
+        found = torch.zeros_like(y)
+        for count in counts.unique().tolist():  # short minibatches apart: nothing is padded
+            if count == 0:  # these clients are done
+                continue
+            rows = (counts == count).nonzero().flatten()
+            # As in the batched engine: a batch of one client takes other kernels, so a lone one is computed twice.
+            here = rows.repeat(2) if len(rows) == 1 else rows
+            which = samples[here, :count]
+            X = self._inputs(self.X[which], None if drawn is None else drawn[here, :count])
+            seeds_here = None if seed is None else seed[here]
+            found[rows] = self._gradients(y[here], X, self.Y[which], seeds_here)[: len(rows)]
+        return found
 
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
         """Without dropout or augmentation: the gradient of the objective itself."""
         rows = y.unsqueeze(0) if y.dim() == 1 else y
-        self.flat.template.eval()
         found = []
         for row, i in zip(rows, clients, strict=True):
-            samples = self.samples(i)
-            row = row.detach().requires_grad_()
-            value = self._mean_loss(row, self._inputs(self.X[samples]), self.Y[samples])
-            found.append(torch.autograd.grad(value, row)[0])
+            X, Y = self._inputs(self.X[self.samples(i)]), self.Y[self.samples(i)]
+            found.append(self._gradient(row, X, Y, torch.tensor(0), training=False))
         return found[0] if y.dim() == 1 else torch.stack(found)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
@@ -241,22 +237,26 @@ class ModelProblem:
     @property
     def engine(self) -> str:
         """Which engine suits the model: over clients, convolutions are slower in a batch than one by one."""
-        one_by_one = self.flat.has(nn.modules.conv._ConvNd, nn.RNNBase, nn.TransformerEncoderLayer)
-        return "sequential" if one_by_one or self.not_batched else "batched"
+        convolutions = self.flat.has(nn.modules.conv._ConvNd)
+        return "sequential" if convolutions or self.not_batched else "batched"
+
+    def batch_bytes(self, batch: int | None) -> int:
+        """What one client's minibatch takes while it is computed: inputs, and activations by rule of thumb."""
+        largest = int(self.parts.sizes.max())
+        count = largest if batch is None else min(batch, largest)
+        return 4 * count * self._inputs(self.X[:1]).nbytes
 
     @cached_property
     def not_batched(self) -> str | None:
         """Why this model cannot be computed for several clients at once, if it cannot."""
         if self._hidden_randomness:
             return "it draws random numbers of its own, beside nn.Dropout layers"
-        if not self._separable():
-            return "its loss is not a mean over samples, so short minibatches cannot be padded"
+        if self.flat.has(nn.RNNBase):
+            return "torch has no batching rule for recurrent layers"
         try:
             pair = torch.zeros(2, 2, dtype=torch.int64)
             X, Y = self._inputs(self.X[pair]), self.Y[pair]
-            self.flat.template.train()
-            seed = torch.zeros(2, dtype=torch.int64)
-            vmap(grad(self._mean_loss))(self.x0.repeat(2, 1), X, Y, seed)
+            self._gradients(self.x0.repeat(2, 1), X, Y, torch.zeros(2, dtype=torch.int64))
         except Exception as error:  # torch raises many kinds for what it cannot batch
             return f"torch cannot batch it ({str(error).splitlines()[0]})"
         return None
@@ -297,26 +297,27 @@ class ModelProblem:
             stored = self.augment.apply(stored, drawn)
         return stored
 
-    def _gradient(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None) -> Tensor:
-        self.flat.template.train()
+    def _gradient(
+        self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None, training: bool = True
+    ) -> Tensor:
+        """Of one client."""
+        self.flat.template.train(training)
         y = y.detach().requires_grad_()
         if seed is None or not self._hidden_randomness:
+            with torch.enable_grad():
+                return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(int(seed))  # the same minibatch draws the same numbers
             return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
-        with torch.random.fork_rng(devices=[]):  # the same minibatch draws the same numbers
-            torch.manual_seed(int(seed))
-            return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
+
+    def _gradients(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None) -> Tensor:
+        """Of several clients with minibatches of one size."""
+        self.flat.template.train()
+        each = (0, 0, 0, None if seed is None else 0)
+        return vmap(grad(self._mean_loss), in_dims=each)(y, X, Y, seed)
 
     def _mean_loss(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None = None) -> Tensor:
         return self.loss(self.flat(y, X, seed), Y)
-
-    def _weighted_loss(
-        self, y: Tensor, X: Tensor, Y: Tensor, weight: Tensor, seed: Tensor | None = None
-    ) -> Tensor:
-        return self._losses(self.flat(y, X, seed), Y) @ weight
-
-    def _losses(self, output: Any, Y: Tensor) -> Tensor:
-        """The loss of every sample."""
-        return vmap(lambda o, t: self.loss(o.unsqueeze(0), t.unsqueeze(0)))(output, Y)
 
     def _in_batches(self, n: int) -> list[slice]:
         return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
@@ -330,7 +331,7 @@ class ModelProblem:
                 total += float(self.loss(output, target)) * len(target)
                 if _is_classification(output, target):
                     right += int((output.argmax(1) == target).sum())
-                    counted += target.numel()
+                    counted += int((target >= 0).sum())  # negative ones are to be ignored
         return {"loss": total / len(X)} | ({"accuracy": right / counted} if counted else {})
 
     def _by_client(self, x: Tensor) -> dict[str, float]:
@@ -344,77 +345,63 @@ class ModelProblem:
             parts = Parts(order, (np.cumsum(counts) - counts)[known], counts[known])
         else:
             X, Y, parts = self.X, self.Y, self.parts
-        self.flat.template.eval()
-        losses, rights = [], []
-        with torch.no_grad():
-            for some in self._in_batches(len(X)):
-                output = self.flat(x, self._inputs(X[some]))
-                losses.append(self._losses(output, Y[some]).double())
-                if _is_classification(output, Y[some]):
-                    right = (output.argmax(1) == Y[some]).double()
-                    rights.append(right.flatten(1).mean(1) if right.dim() > 1 else right)
-        figures = _mean_and_worst("client_loss", parts, torch.cat(losses).numpy(), worst="high")
-        if rights:
-            values = torch.cat(rights).numpy()
-            figures |= _mean_and_worst("client_accuracy", parts, values, worst="low")
+        found = [self._quality(x, X[part], Y[part]) for part in map(parts.of, range(parts.N))]
+        figures = _mean_and_worst("client_loss", [f["loss"] for f in found], worst="high")
+        if "accuracy" in found[0]:
+            rates = [f["accuracy"] for f in found]
+            figures |= _mean_and_worst("client_accuracy", rates, worst="low")
         return figures
 
     def _gradient_norm(self, x: Tensor) -> float:
-        """Of the whole objective sum_i p_i f_i, each sample with the weight p_i / n_i."""
-        weight = np.repeat(np.asarray(self.weights) / self.parts.sizes, self.parts.sizes)
-        index = np.concatenate([self.parts.of(i) for i in range(self.N)])
-        self.flat.template.eval()
+        """Of the whole objective sum_i p_i f_i."""
         total = torch.zeros_like(x)
-        for some in self._in_batches(len(index)):
-            y, samples = x.detach().requires_grad_(), torch.as_tensor(index[some])
-            w = torch.as_tensor(weight[some], dtype=x.dtype)
-            X = self._inputs(self.X[samples])
-            total += torch.autograd.grad(self._weighted_loss(y, X, self.Y[samples], w), y)[0]
+        for i, p in enumerate(self.weights):
+            total += float(p) * self.full_grad(x, [i])
         return float(total.norm())
 
-    def _separable(self) -> bool:
-        some = slice(0, min(8, len(self.X)))
-        self.flat.template.eval()
-        try:
-            with torch.no_grad():
-                output = self.flat(self.x0, self._inputs(self.X[some]))
-                whole = self.loss(output, self.Y[some])
-                return torch.allclose(self._losses(output, self.Y[some]).mean(), whole, rtol=1e-3)
-        except Exception:  # a loss that does not take single samples
-            return False
-
     def _check_fit(self) -> None:
-        if self.prepare is None and self.X.is_floating_point() and self.X.dtype != self.x0.dtype:
-            raise InvalidInput(
-                f"the data are {self.X.dtype} and the model {self.x0.dtype}: "
-                "convert one, e.g. data.float() or model.double()"
-            )
-        some = torch.arange(min(2, len(self.X)))
+        """Try model and loss on a few samples, and look what a training step does besides."""
         self._hidden_randomness = False
-        before = self.flat.buffers()
-        try:
-            X, Y = self._inputs(self.X[some]), self.Y[some]
-            value = self._mean_loss(self.x0, X, Y)
-            scalar = isinstance(value, Tensor) and value.numel() == 1 and bool(value.isfinite())
-            if not scalar:
-                raise InvalidInput(
-                    f"loss(model(inputs), targets) must be one finite number, got {value}"
-                )
-            once, again = (self._gradient(self.x0, X, Y, torch.tensor(0)) for _ in range(2))
-        except InvalidInput:
-            raise
-        except Exception as error:
-            raise InvalidInput(
-                f"model and loss do not fit data of shape {list(self.X.shape)} with targets of shape "
-                f"{list(self.Y.shape)}, {self.Y.dtype}: {str(error).splitlines()[0]}"
-            ) from error
-        self._hidden_randomness = not torch.equal(once, again)
+        before, random = self.flat.buffers(), torch.get_rng_state()
+        self._try(self.X, self.Y, "")
+        self._hidden_randomness = not torch.equal(random, torch.get_rng_state())
+        torch.set_rng_state(random)
+        if self.test is not None:
+            self._try(*self.test, "test ")
         for name, buffer in self.flat.buffers().items():
             if not torch.equal(buffer, before[name]):
                 raise InvalidInput(
                     f"the model changes its buffer {name!r} in training, which is not a parameter and would be lost "
                     "between clients: remove it or make it constant"
                 )
+
+    def _try(self, X: Tensor, Y: Tensor, which: str) -> None:
+        for what, values in (("data", X), ("targets", Y)):
+            prepared = what == "data" and self.prepare is not None
+            if values.is_floating_point() and values.dtype != self.x0.dtype and not prepared:
+                raise InvalidInput(
+                    f"the {which}{what} are {values.dtype} and the model {self.x0.dtype}: "
+                    "convert one, e.g. data.float() or model.double()"
+                )
+        some = [0, len(X) - 1]
+        if Y.dim() == 1:  # among them the extreme labels
+            some += [int(Y.argmin()), int(Y.argmax())]
+        try:
+            inputs, targets = self._inputs(X[some]), Y[some]
+            value = self._mean_loss(self.x0, inputs, targets)
+            if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
+                raise InvalidInput(
+                    f"loss(model(inputs), targets) must be one finite number, got {value}"
+                )
+            self._gradient(self.x0, inputs, targets, torch.tensor(0))
+        except InvalidInput:
+            raise
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidInput(
+                f"model and loss do not fit {which}data of shape {list(X.shape)} with targets of shape "
+                f"{list(Y.shape)}, {Y.dtype}: {reason}"
+            ) from error
 
 
 def _weights(weights: str | Sequence[float] | Tensor, sizes: np.ndarray) -> np.ndarray:
@@ -427,30 +414,36 @@ def _weights(weights: str | Sequence[float] | Tensor, sizes: np.ndarray) -> np.n
     raise InvalidInput(f"weights are 'uniform', 'samples' or numbers, got {weights!r}")
 
 
-def _mean_and_worst(name: str, parts: Parts, values: np.ndarray, worst: str) -> dict[str, float]:
-    each = np.sort([values[parts.of(i)].mean() for i in range(parts.N)])
-    tenth = max(1, parts.N // 10)
+def _mean_and_worst(name: str, values: Sequence[float], worst: str) -> dict[str, float]:
+    each = np.sort(values)
+    tenth = max(1, len(each) // 10)
     of_worst = each[:tenth] if worst == "low" else each[-tenth:]
     return {name: float(each.mean()), f"{name}_worst_tenth": float(of_worst.mean())}
 
 
 def _is_classification(output: Any, target: Tensor) -> bool:
-    fits = isinstance(output, Tensor) and not target.is_floating_point()
-    return fits and output.dim() == target.dim() + 1 and output.shape[0] == target.shape[0]
+    """Whether output is scores [n, classes, ...] for integer targets [n, ...], beyond doubt."""
+    if not isinstance(output, Tensor) or target.is_floating_point() or output.dim() < 2:
+        return False
+    fits = output.shape[:1] + output.shape[2:] == target.shape
+    return fits and output.shape[1] not in target.shape[1:]
 
 
 def _tensors(data: Any, name: str) -> tuple[Tensor, Tensor]:
     """Inputs and targets as two tensors, checked."""
-    if isinstance(data, Dataset):
-        samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
-        X = torch.stack([torch.as_tensor(x) for x, _ in samples])
-        Y = torch.stack([torch.as_tensor(y) for _, y in samples])
-    elif isinstance(data, (tuple, list)) and len(data) == 2:
-        X, Y = (torch.as_tensor(part) for part in data)
-    else:
+    try:
+        if isinstance(data, Dataset):
+            samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
+            X = torch.stack([torch.as_tensor(x) for x, _ in samples])
+            Y = torch.stack([torch.as_tensor(y) for _, y in samples])
+        elif isinstance(data, (tuple, list)) and len(data) == 2:
+            X, Y = (torch.as_tensor(part) for part in data)
+        else:
+            raise TypeError(f"got {type(data).__name__}")
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
-            f"{name} must be (inputs, targets) or a Dataset, got {type(data).__name__}"
-        )
+            f"{name} must be (inputs, targets), two tensors or arrays, or a Dataset of such pairs: {error}"
+        ) from error
     if X.dim() == 0 or Y.dim() == 0 or len(X) != len(Y) or len(X) == 0:
         counts = [len(part) if part.dim() else 0 for part in (X, Y)]
         raise InvalidInput(
