@@ -106,6 +106,30 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (go(local=ud.Local(lr=[0.1, 0.2])), "lr lists 2 step sizes for 3 rounds"),
     (go(ud.ScaffoldM(), local=ud.Local(momentum=0.9)), "scaffold-m has a local rule of its own"),
     (go(ud.VRLSGD(), local=ud.Local(steps=[1, 2, 1, 1, 1, 1])), "needs the same number of steps"),
+    (go(ud.Scaffold(), participation=ud.Weighted(2)), "scaffold adds up clients' states .* ud.Uniform"),
+    (go(ud.LED(), local=ud.Local(steps=[1, 2, 1, 1, 1, 1])), "led needs the same number of steps"),
+    (go(ud.FedNova(), local=ud.Local(lr=0)), "fednova divides by the local step size"),
+    # objects
+    (go(ud.FedAvg), "algorithm must be an object such as"),
+    (go(participation=ud.Everyone), r"participation must be an object such as ud.Uniform\(10\)"),
+    (go(participation=3), "participation must be an object"),
+    (go(local={"steps": 1}), "local must be an object such as ud.Local"),
+    (go(rounds=2.5), "rounds must be a whole number"),
+    (go(seed=None), "seed must be a whole number"),
+    (go(engine=None), "unknown engine 'None'"),
+    (go(participation=ud.Uniform(2.0)), "S must be from 1 to"),  # pyright: ignore
+    (lambda: ud.GHBM(tau=3.0), "tau must be a whole number in"),  # pyright: ignore
+    (lambda: ud.Local(batch=2.0), "batch must be a whole number"),  # pyright: ignore
+    (lambda: ud.Local(steps=2.0), "steps must be whole numbers from 1 up, got 2.0"),  # pyright: ignore
+    (lambda: ud.MultistageFedGM(eta=()), "eta lists the stages' step sizes"),
+    (lambda: ud.MultistageFedGM(eta=(1.0, 0.0)), r"eta must lie in \(0, inf\)"),
+    (lambda: ud.AutonomousFedGM(schedule=0.5), "schedule is a FedGM"),  # pyright: ignore
+    (lambda: ud.RobustMomentum(L=0, kappa=4.0, rho=0.6), "L must lie in"),
+    (lambda: ud.SNV(alpha=-1.0, b1=0.5, b2=0.2), "snv: alpha must lie in"),
+    (lambda: ud.Exchange(lambda s: s, lambda d, c, w: (d, c), lambda s, m, c: s, "evryone"), "unknown recipient 'evryone'; did you mean 'everyone'"),  # pyright: ignore
+    (go(start="yesterday"), r"start must be a snapshot\(\)"),
+    (go(start=ud.run(ud.FedGM(), quadratic(), rounds=2)), "a state of another method"),
+    (go(start=ud.run(ud.FedAvg(), quadratic(), rounds=3)), "start is after round 3, rounds=3 leaves nothing"),
     # where to start
     (go(x0=torch.zeros(3, dtype=torch.float64)), r"x0 must be \[4\] of torch.float64 .* got \[3\]"),
     (go(x0=torch.zeros(4)), "got .* of torch.float32"),
@@ -133,6 +157,16 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (federate(train=(X, Y + 5)), "do not fit"),
     (federate(clients=ud.IID(21)), "20 samples can be dealt to 1 to 20 clients, got 21"),
     (federate(clients=ud.IID(0)), "got 0"),
+    (federate(test=(X[:, :2], Y)), "do not fit test data of shape"),
+    (federate(test=(X.double(), Y)), "the test data are torch.float64"),
+    (federate(train=(X, torch.zeros(20, 2).double()), loss=F.mse_loss), "the targets are torch.float64"),
+    (federate(train=((X, X), Y)), r"must be \(inputs, targets\), two tensors"),
+    (federate(clients=[]), "clients must be a partition such as"),
+    (federate(clients=5), "clients must be a partition such as"),
+    (federate(clients=[[0.5, 1.5], [2]]), "client 0: sample numbers must be whole"),
+    (federate(clients=np.array([0.0, np.nan] * 10)), "sample 1 has no client"),
+    (federate(clients=ud.Natural()), "these data name no clients"),
+    (federate(clients=ud.FeatureSkew(2, 9)), "have no column 9"),
     (federate(clients=[[0, 1], []]), "client 1 has no samples"),
     (federate(clients=[[0, 1], [20]]), "client 1 names a sample outside 0 to 19"),
     (federate(clients=np.zeros(5)), r"array of shape \[5\] for 20 samples"),

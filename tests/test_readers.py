@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
+from tests.real import ROOT, real_data
 from undrift.data import images, sets, store, tables, text
 from undrift.data.sets import DATASETS, Data, load
 from undrift.errors import InvalidInput
 
-ROOT = Path(__file__).parent.parent
 REAL = {  # train, test, clients, classes
     "mnist": (60_000, 10_000, 0, 10),
     "fashion-mnist": (60_000, 10_000, 0, 10),
@@ -46,15 +46,6 @@ REAL = {  # train, test, clients, classes
 
 
 READ: dict[str, Data] = {}
-
-
-def real_data() -> Path:
-    """The folder of real data, or a skip that says where it was looked for."""
-    given = os.environ.get("UNDRIFT_DATA")
-    folder = Path(given) if given else ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no real data: neither UNDRIFT_DATA nor {folder} is a folder")
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from undrift import algorithms, models
 from undrift.algorithms import *  # noqa: F403
 from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
+from undrift.data.adapt import from_table
 from undrift.data.augment import CropFlip
 from undrift.data.partition import (
     IID,
@@ -79,6 +80,7 @@ __all__ = [
     "Work",
     "algorithm",
     "federate",
+    "from_table",
     "group_norm",
     "hyper",
     "libsvm",

@@ -1,7 +1,7 @@
 """The data sets by name: `load("mnist")`.
 
     data = load("mnist-writers")
-    problem = ud.federate(data.train, data.test, clients=data.clients, ...)
+    problem = ud.federate(data, model=..., loss=..., clients=ud.Natural())
 
 Readers are imported when they are asked for, and with them h5py, Pillow and scikit-learn.
 """

@@ -336,7 +336,11 @@ class ModelProblem:
 
     def _by_client(self, x: Tensor) -> dict[str, float]:
         """Quality client by client: on its test samples where the data say whose they are, else on its own."""
-        if self.test is not None and self.test_clients is not None:
+        if (
+            self.test is not None
+            and self.test_clients is not None
+            and (self.test_clients >= 0).any()
+        ):
             X, Y = self.test
             names = self.test_clients.numpy()
             order = np.argsort(names, kind="stable")

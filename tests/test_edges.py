@@ -1,0 +1,325 @@
+"""Edges where it once went wrong, or easily would."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import undrift as ud
+from tests.federation import gap, path
+from tests.test_model import X, federation, mlp
+from tests.test_optimum import quadratic
+
+SIZES = [3, 11, 10, 10, 10, 7, 13, 20, 17]
+
+
+def uneven(**more: Any) -> ud.ModelProblem:
+    ends = np.cumsum([0, *SIZES])
+    parts = [list(range(a, b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return federation(clients=parts, **more)
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_a_lone_client_of_two_is_itself(chunk: int | None) -> None:
+    problem = quadratic(N=2)
+    settings: dict[str, Any] = {"rounds": 3, "participation": ud.Fixed([[1]] * 3), "chunk": chunk}
+    a, b = (path(ud.Scaffold(), problem, engine=e, **settings) for e in ("sequential", "batched"))
+    assert gap(a, b) < 1e-12
+
+
+@pytest.mark.parametrize("local", [{"epochs": 1, "batch": 8}, {"steps": 3}], ids=str)
+def test_clients_of_all_sizes_give_the_same_bits_in_any_chunk(local: dict[str, Any]) -> None:
+    problem = uneven()
+    settings: dict[str, Any] = {
+        "rounds": 3,
+        "local": ud.Local(lr=0.1, **local),
+        "engine": "batched",
+    }
+    paths = [path(ud.Scaffold(), problem, chunk=c, **settings) for c in (1, 2, 3, 4, 9)]
+    for other in paths[1:]:
+        assert (other == paths[0]).all()
+
+
+LOSSES: dict[str, Any] = {
+    "class weights": lambda o, t: F.cross_entropy(
+        o, t, weight=torch.tensor([0.2, 1.0, 5.0]).double()
+    ),
+    "ignored targets": lambda o, t: F.cross_entropy(o, t, ignore_index=1),
+    "a sum": lambda o, t: F.cross_entropy(o, t, reduction="sum") / 10,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_loss_is_the_same_in_both_engines(loss: str) -> None:
+    problem = uneven(loss=LOSSES[loss])
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(epochs=1, batch=8, lr=0.1)}
+    a, b = (path(ud.FedAvg(), problem, engine=e, **settings) for e in ("sequential", "batched"))
+    assert gap(a, b) < 1e-9
+
+
+def test_statistics_of_a_minibatch_hold_nobody_elses_samples() -> None:
+    norm = nn.BatchNorm1d(5, track_running_stats=False)
+    net = nn.Sequential(nn.Linear(6, 5), norm, nn.ReLU(), nn.Linear(5, 3)).double()
+    problem = uneven(model=net)
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, lr=0.1)}
+    a, b = (path(ud.FedAvg(), problem, engine=e, **settings) for e in ("sequential", "batched"))
+    assert gap(a, b) < 1e-9
+
+
+def test_training_and_evaluation_mode_do_not_leak() -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x) * (2 if self.training else 1)
+
+    problem = federation(model=Moody().double())
+    ends = [
+        path(ud.FedAvg(), problem, rounds=4, engine=e, evaluate_every=n)[-1]
+        for e in ("sequential", "batched")
+        for n in (1, 9)
+    ]
+    assert max(gap(end, ends[0]) for end in ends) < 1e-12
+
+
+def test_full_gradients_draw_nothing() -> None:
+    net = nn.Sequential(nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 3)).double()
+    problem = federation(model=net)
+    paths = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        paths.append(path(ud.MimeLite(opt="sgdm"), problem, rounds=3))
+    assert (paths[0] == paths[1]).all()
+
+
+def test_a_layer_used_twice_is_keyed_twice() -> None:
+    drop = nn.Dropout(0.5)
+    problem = federation(model=nn.Sequential(nn.Linear(6, 9), drop, nn.Linear(9, 3), drop).double())
+    assert len(problem.flat.dropouts) == 2 and problem.engine == "batched"
+
+
+def test_sequences_as_targets() -> None:
+    """Scores [n, T, classes] with a loss that turns them round: no accuracy is better than a wrong one."""
+    tokens = torch.as_tensor(np.random.default_rng(0).integers(0, 7, (40, 5)))
+
+    class Next(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.embed(x))
+
+    loss = lambda o, t: F.cross_entropy(o.transpose(1, 2), t)
+    problem = ud.federate((tokens, tokens), model=Next(), loss=loss, clients=ud.IID(4))
+    result = ud.run(ud.FedAvg(), problem, rounds=2, local=ud.Local(epochs=1, batch=4))
+    assert set(result.history[-1].metrics) == {"loss"}
+
+
+def test_regression_with_a_column_of_targets() -> None:
+    data = X, X[:, :1] * 2
+    problem = ud.federate(data, model=nn.Linear(6, 1).double(), loss=F.mse_loss, clients=ud.IID(7))
+    local = ud.Local(epochs=1, batch=8, lr=0.05)
+    assert ud.run(ud.Scaffold(), problem, rounds=30, local=local).history[-1].metrics["loss"] < 0.5
+
+
+def test_x0_from_parameters_and_runs_without_gradients() -> None:
+    problem = federation()
+    x0 = nn.utils.parameters_to_vector(mlp().parameters())
+    result = ud.run(ud.FedAvg(), problem, rounds=2, x0=x0)
+    assert not result.x.requires_grad
+    with torch.no_grad():
+        ends = [
+            ud.run(ud.FedAvg(), problem, rounds=2, engine=e).x for e in ("sequential", "batched")
+        ]
+    assert torch.allclose(ends[0], result.x, rtol=0, atol=1e-12)
+    assert torch.allclose(ends[1], result.x, rtol=0, atol=1e-12)
+
+
+def test_clients_in_many_forms() -> None:
+    masks = [np.arange(101) < 40, np.arange(101) >= 40]
+    names = [0] * 40 + [1] * 61
+    forms: list[Any] = [
+        masks,
+        names,
+        np.array(names),
+        torch.tensor(names),
+        [range(40), range(40, 101)],
+    ]
+    for form in forms:
+        problem = federation(clients=form)
+        assert [problem.size(i) for i in range(2)] == [40, 61]
+        assert sorted(problem.samples(0).tolist()) == list(range(40))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    local = ud.Local(
+        steps=np.int64(2),
+        batch=np.int64(4),
+        lr=float(np.float32(0.1)),
+        momentum=np.float64(0.5),
+    )
+    result = ud.run(
+        ud.FedAvg(), federation(), rounds=int(np.int64(2)), local=local, seed=np.int64(3),
+        participation=ud.Uniform(np.int64(2)),
+    )  # fmt: skip
+    assert len(result.history) == 2
+    assert ud.GHBM(tau=np.int64(3)).tau == 3
+
+
+def test_a_singular_quadratic_is_fine() -> None:
+    H = torch.diag(torch.tensor([1.0, 0.0]).double()).repeat(3, 1, 1)
+    e = torch.tensor([[1.0, 0], [2, 0], [3, 0]]).double()
+    result = ud.run(ud.FedAvg(), ud.Quadratic(H, e), rounds=200, local=ud.Local(lr=0.2))
+    assert result.history[-1].metrics["distance"] < 1e-10
+
+
+def test_clients_without_weight_are_nobody() -> None:
+    problem = quadratic([0, 0, 0.5, 0.25, 0.125, 0.125])
+    result = ud.run(ud.FedAvg(), problem, rounds=30, participation=ud.Uniform(1))
+    assert result.stopped is None and len(result.history) == 30
+    idle = [r for r in result.history if set(r.clients) <= {0, 1}]
+    assert idle and all(r.exchanges == 0 for r in idle)
+
+
+# a round that fails in its second exchange leaves no trace
+
+
+@ud.record
+class Server:
+    x: Any
+
+
+@ud.record
+class Visits:
+    count: Any
+
+
+@ud.record
+class Up:
+    delta: Any
+
+
+@dataclass(frozen=True)
+class FailsLate:
+    since: int = 3
+
+    def server(self, x: Any) -> Server:
+        return Server(x)
+
+    def client(self, x: Any) -> Visits:
+        return Visits(0 * x[:1])
+
+    def send(self, server: Server) -> Server:
+        return server
+
+    def exchanges(self, t: int) -> Any:
+        first = ud.Exchange(self.send, self.local, self.update)
+        second = ud.Exchange(self.send, self.poison, self.update)
+        return (first, second) if t else ()
+
+    def local(self, down: Any, client: Visits, work: Any) -> Any:
+        return Up(0 * down.x), Visits(client.count + 1)
+
+    def poison(self, down: Any, client: Visits, work: Any) -> Any:
+        return Up(down.x * (float("nan") if work.t >= self.since else 1)), client
+
+    def update(self, server: Server, mean: Any, cohort: Any) -> Server:
+        return server
+
+
+def test_a_failed_round_is_undone() -> None:
+    problem = quadratic()
+    x0 = torch.ones(4, dtype=torch.float64)
+    method: Any = FailsLate()
+    result = ud.run(method, problem, rounds=9, x0=x0)
+    assert result.stopped is not None and result.state.round == 2
+    assert (result.state.clients.gather(range(6)).count == 2).all()
+    better: Any = FailsLate(since=99)
+    again = ud.run(better, problem, rounds=5, start=result)
+    assert (again.state.clients.gather(range(6)).count == 5).all()
+
+
+# methods of one's own that are not quite right
+
+
+class Sound:
+    """FedAvg without registration; what follows breaks one thing each."""
+
+    server, client, send, update = (
+        ud.FedAvg.server, ud.FedAvg.client, ud.FedAvg.send, ud.FedAvg.update
+    )  # fmt: skip
+    server_lr = 1.0
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        return ud.FedAvg().local(down, client, work)
+
+
+class SendsAFloat(Sound):
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        up, state = super().local(down, client, work)
+        return (up, 3.0), state
+
+
+class KeepsMore(Sound):
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        return super().local(down, client, work)[0], Visits(work.K)
+
+
+class NoModel(Sound):
+    def server(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Up(x)
+
+    def send(self, server: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return server
+
+
+class OutsideTheLoop(Sound):
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        return Up(work.grad(down.x)), None
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+@pytest.mark.parametrize(
+    "method, message",
+    [
+        (SendsAFloat(), "stage local: TypeError: records hold tensors"),
+        (KeepsMore(), "client\\(\\) makes NoneType with 0: they must be alike"),
+        (NoModel(), "needs a field x"),
+        (OutsideTheLoop(), "call it inside work.loop"),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_mistakes_in_a_method_are_named(method: Any, message: str, engine: str) -> None:
+    with pytest.raises((ud.MethodFailure, ud.InvalidInput), match=message):
+        ud.run(method, quadratic(), rounds=2, engine=engine)
+
+
+def test_an_unregistered_method_runs() -> None:
+    method: Any = Sound()
+    a, b = (path(m, quadratic(), rounds=3) for m in (method, ud.FedAvg()))
+    assert (a == b).all()
+
+
+def test_tables_with_named_columns() -> None:
+    table = {
+        "a": [1.0, 2.0, 3.0, 4.0],
+        "b": [0.0, 1.0, 0.0, 1.0],
+        "y": [0, 1, 0, 1],
+        "site": list("xyxy"),
+    }
+    data = ud.from_table(table, ["a", "b"], "y", "site")
+    problem = ud.federate(data, model=nn.Linear(2, 2), loss=F.cross_entropy, clients=ud.Natural())
+    assert problem.N == 2 and problem.samples(0).tolist() == [0, 2]
+    with pytest.raises(ud.InvalidInput, match="unknown column 'c'"):
+        ud.from_table(table, ["a", "c"], "y")
+    with pytest.raises(ud.InvalidInput, match="1 samples name no client, the first is sample 2"):
+        ud.from_table(table | {"site": ["x", "y", None, "y"]}, ["a", "b"], "y", "site")
+    with pytest.raises(ud.InvalidInput, match="not numbers: encode it first"):
+        ud.from_table(table, ["a", "site"], "y")
