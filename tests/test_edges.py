@@ -159,18 +159,14 @@ def test_clients_in_many_forms() -> None:
 
 
 def test_numpy_numbers_are_numbers() -> None:
-    local = ud.Local(
-        steps=np.int64(2),
-        batch=np.int64(4),
-        lr=float(np.float32(0.1)),
-        momentum=np.float64(0.5),
-    )
+    two: Any = np.int64(2)
+    local = ud.Local(steps=two, batch=two, lr=float(np.float32(0.1)), momentum=np.float64(0.5))
     result = ud.run(
-        ud.FedAvg(), federation(), rounds=int(np.int64(2)), local=local, seed=np.int64(3),
-        participation=ud.Uniform(np.int64(2)),
+        ud.FedAvg(), federation(), rounds=two, local=local, seed=two,
+        participation=ud.Uniform(two),
     )  # fmt: skip
     assert len(result.history) == 2
-    assert ud.GHBM(tau=np.int64(3)).tau == 3
+    assert ud.GHBM(tau=two).tau == 2
 
 
 def test_a_singular_quadratic_is_fine() -> None:

@@ -195,10 +195,10 @@ def test_torchvisions_models_get_their_classes_and_group_norm(
         )
 
     package: Any = ModuleType("torchvision")
-    package.models = ModuleType("torchvision.models")
-    package.models.mobilenet_v2 = package.models.vit_b_16 = small
+    zoo: Any = ModuleType("torchvision.models")
+    package.models, zoo.mobilenet_v2, zoo.vit_b_16 = zoo, small, small
     monkeypatch.setitem(sys.modules, "torchvision", package)
-    monkeypatch.setitem(sys.modules, "torchvision.models", package.models)
+    monkeypatch.setitem(sys.modules, "torchvision.models", zoo)
     net = models.mobilenet_v2(7)
     assert not any(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
     assert any(isinstance(layer, nn.GroupNorm) for layer in net.modules())

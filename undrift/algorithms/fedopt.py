@@ -13,6 +13,8 @@ As in the paper there is no bias correction and v starts at tau^2; `bias_correct
 other codes.  (Our reading: the paper is not among our sources.)
 """
 
+from typing import Any
+
 from undrift.algorithms.fedavg import Up, local_sgd, send_model, stateless
 from undrift.core import Cohort, Vec, record
 from undrift.hyper import algorithm, hyper
@@ -27,8 +29,8 @@ class Server:
     v: Vec
 
 
-def first(x: Vec, tau: float, v0: float | None) -> Server:
-    return Server(x, m=0 * x, v=0 * x + (tau**2 if v0 is None else v0))
+def start(self: Any, x: Vec) -> Server:
+    return Server(x, m=0 * x, v=0 * x + (self.tau**2 if self.v0 is None else self.v0))
 
 
 @algorithm("fedadam", REDDI, local_momentum=True, reading=True)
@@ -42,10 +44,7 @@ class FedAdam:
     v0: float | None = hyper(default=None, within="[0, inf)")
     bias_correction: bool = hyper(default=False, among=(False, True))
 
-    client, send, local = stateless, send_model, local_sgd
-
-    def server(self, x: Vec) -> Server:
-        return first(x, self.tau, self.v0)
+    server, client, send, local = start, stateless, send_model, local_sgd
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         D, t = -mean.delta, cohort.round
@@ -67,10 +66,7 @@ class FedYogi:
     tau: float = hyper(default=1e-3, within="(0, inf)")
     v0: float | None = hyper(default=None, within="[0, inf)")
 
-    client, send, local = stateless, send_model, local_sgd
-
-    def server(self, x: Vec) -> Server:
-        return first(x, self.tau, self.v0)
+    server, client, send, local = start, stateless, send_model, local_sgd
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         D = -mean.delta
@@ -88,10 +84,7 @@ class FedAdagrad:
     tau: float = hyper(default=1e-3, within="(0, inf)")
     v0: float | None = hyper(default=None, within="[0, inf)")
 
-    client, send, local = stateless, send_model, local_sgd
-
-    def server(self, x: Vec) -> Server:
-        return first(x, self.tau, self.v0)
+    server, client, send, local = start, stateless, send_model, local_sgd
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         D = -mean.delta

@@ -19,6 +19,8 @@ The theory's Algorithm 3 is another method (errata 2): it averages gradients, no
     m  <- (1 - beta) m + beta (1/tau) sum of the last tau rounds' mean gradients;    x <- x - eta m,  eta = eta_l J
 """
 
+from typing import Any
+
 from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
 from undrift.core import Cohort, Col, Vec, record
 from undrift.hyper import algorithm, hyper
@@ -147,6 +149,18 @@ class Client:
     last: Col  # the round of the last visit, 0 = never
 
 
+def start(self: object, x: Vec) -> ModelServer:
+    return ModelServer(x)
+
+
+def unseen(self: object, x: Vec) -> Client:
+    return Client(anchor=0 * x, last=0 * x[:1])
+
+
+def step_of_server(self: Any, server: ModelServer, mean: Up, cohort: Cohort) -> ModelServer:
+    return ModelServer(server.x - self.eta * mean.delta)
+
+
 def share_of_last(client: Client, work: Work, C: float | None) -> Col:
     """1/tau_i, or C; 0 on the first visit."""
     share = 1 / (work.t - client.last) if C is None else C + 0 * client.last
@@ -161,21 +175,12 @@ class LocalGHBM:
     eta: float = hyper(default=1.0, within="[0, inf)")
     C: float | None = hyper(default=None, within="(0, 1]")
 
-    send = send_model
-
-    def server(self, x: Vec) -> ModelServer:
-        return ModelServer(x)
-
-    def client(self, x: Vec) -> Client:
-        return Client(anchor=0 * x, last=0 * x[:1])
+    server, client, send, update = start, unseen, send_model, step_of_server
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         shift = self.beta * share_of_last(client, work, self.C) / work.K * (down.x - client.anchor)
         y = work.loop(lambda y: y - work.lr * work.grad(y) + shift, down.x)
         return Up(down.x - y), Client(down.x, 0 * client.last + work.t)
-
-    def update(self, server: ModelServer, mean: Up, cohort: Cohort) -> ModelServer:
-        return ModelServer(server.x - self.eta * mean.delta)
 
 
 @algorithm("fedhbm", ZACCONE)
@@ -186,13 +191,7 @@ class FedHBM:
     eta: float = hyper(default=1.0, within="[0, inf)")
     C: float | None = hyper(default=None, within="(0, 1]")
 
-    send = send_model
-
-    def server(self, x: Vec) -> ModelServer:
-        return ModelServer(x)
-
-    def client(self, x: Vec) -> Client:
-        return Client(anchor=0 * x, last=0 * x[:1])
+    server, client, send, update = start, unseen, send_model, step_of_server
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         b = self.beta * share_of_last(client, work, self.C) / work.K
@@ -202,6 +201,3 @@ class FedHBM:
 
         y = work.loop(step, down.x)
         return Up(down.x - y), Client(y, 0 * client.last + work.t)
-
-    def update(self, server: ModelServer, mean: Up, cohort: Cohort) -> ModelServer:
-        return ModelServer(server.x - self.eta * mean.delta)

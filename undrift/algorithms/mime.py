@@ -63,8 +63,9 @@ class LiteUp:
     c: Vec
 
 
-def first(x: Vec, opt: str) -> Server:
-    return Server(x, None if opt == "sgd" else 0 * x, 0 * x if opt == "adam" else None, None)
+def start(self: Any, x: Vec) -> Server:
+    m = None if self.opt == "sgd" else 0 * x
+    return Server(x, m, v=0 * x if self.opt == "adam" else None, c=None)
 
 
 def filled(c: Vec | None) -> Vec:
@@ -103,10 +104,7 @@ class Mime:
     eps: float = hyper(default=1e-3, within="(0, inf)")
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
-    client = stateless
-
-    def server(self, x: Vec) -> Server:
-        return first(x, self.opt)
+    server, client = start, stateless
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         gradient = Exchange(self.send_x, self.gradient, self.keep)
@@ -148,10 +146,7 @@ class MimeLite:
     eps: float = hyper(default=1e-3, within="(0, inf)")
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
-    client = stateless
-
-    def server(self, x: Vec) -> Server:
-        return first(x, self.opt)
+    server, client = start, stateless
 
     def send(self, server: Server) -> Down:
         return Down(server.x, server.m, server.v, None)
