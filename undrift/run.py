@@ -254,13 +254,15 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
                     before.append((who, state.clients.gather(who)))
                     state.clients.scatter(who, new)
                 server, traffic, count = outcome.server, traffic + outcome.traffic, count + 1
-        except Diverged as end:
+            seconds = perf_counter() - began
+            evaluated = t % evaluate_every == 0 or t == last
+            metrics = problem.evaluate(server.x) if evaluated else {}
+        except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
             for who, old in reversed(before):
                 state.clients.scatter(who, old)
-            raise Diverged(str(end), t, state) from None
-        seconds = perf_counter() - began
-        evaluated = t % evaluate_every == 0 or t == last
-        metrics = problem.evaluate(server.x) if evaluated else {}
+            if isinstance(end, Diverged):
+                raise Diverged(str(end), t, state) from None
+            raise
         state.clients.round = t
         state = State(t, server, state.clients)
         yield Round(

@@ -34,11 +34,12 @@ class CropFlip:
         """The images, each cut and mirrored as drawn: `[..., C, H, W]` and `[..., 3]`."""
         *lead, C, H, W = images.shape
         flat = F.pad(images.reshape(-1, C, H, W), [self.pad] * 4)
-        top, left, mirror = (column.unsqueeze(1) for column in drawn.reshape(-1, 3).T)
-        rows = top + torch.arange(H)
-        across = torch.arange(W).expand(len(flat), W)
+        top, left, mirror = (c.unsqueeze(1) for c in drawn.reshape(-1, 3).to(images.device).T)
+        device = images.device
+        rows = top + torch.arange(H, device=device)
+        across = torch.arange(W, device=device).expand(len(flat), W)
         columns = left + torch.where(mirror.bool(), W - 1 - across, across)
-        which = torch.arange(len(flat))[:, None, None, None]
-        channels = torch.arange(C)[None, :, None, None]
+        which = torch.arange(len(flat), device=device)[:, None, None, None]
+        channels = torch.arange(C, device=device)[None, :, None, None]
         cut = flat[which, channels, rows[:, None, :, None], columns[:, None, None, :]]
         return cut.reshape(*lead, C, H, W)

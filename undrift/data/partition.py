@@ -30,6 +30,7 @@ class Parts:
     index: np.ndarray
     starts: np.ndarray
     sizes: np.ndarray
+    names: np.ndarray | None = None  # what the data call each client, where they do
 
     @property
     def N(self) -> int:
@@ -68,16 +69,19 @@ class IID:
     N: int
     size: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_clients("IID", self.N)
+        check_value("IID", "size", self.size, int, None, within="[1, inf)")
+
     def split(self, samples: Samples, seed: int) -> Parts:
-        n, order = samples.n, _random(seed).permutation(samples.n)
+        n, random = samples.n, _random(seed)
+        order = random.permutation(n)
         if self.size is None:
             _enough(n, self.N)
             return in_order(order, _equal(n, self.N))
-        if not 1 <= self.size <= n or self.N < 1:
-            raise InvalidInput(
-                f"IID: {self.N} clients of {self.size} samples from {n}: not possible"
-            )
-        starts = np.arange(self.N, dtype=np.int64) * self.size % n
+        if self.size > n:
+            raise InvalidInput(f"IID: a client cannot hold {self.size} of {n} samples")
+        starts = random.integers(n, size=self.N)
         return Parts(np.concatenate([order, order]), starts, np.full(self.N, self.size))
 
 
@@ -93,6 +97,7 @@ class Dirichlet:
     alpha: float
 
     def __post_init__(self) -> None:
+        _check_clients("Dirichlet", self.N)
         check_value("Dirichlet", "alpha", self.alpha, float, within="[0, inf)")
 
     def split(self, samples: Samples, seed: int) -> Parts:
@@ -125,6 +130,7 @@ class ClassDirichlet:
     min_size: int = 10
 
     def __post_init__(self) -> None:
+        _check_clients("ClassDirichlet", self.N)
         check_value("ClassDirichlet", "alpha", self.alpha, float, within="(0, inf)")
         check_value("ClassDirichlet", "min_size", self.min_size, int, within="[1, inf)")
 
@@ -163,9 +169,13 @@ class Shards:
     N: int
     each: int = 2
 
+    def __post_init__(self) -> None:
+        _check_clients("Shards", self.N)
+        check_value("Shards", "each", self.each, int, within="[1, inf)")
+
     def split(self, samples: Samples, seed: int) -> Parts:
         count = self.N * self.each
-        if self.each < 1 or not 1 <= count <= samples.n:
+        if count > samples.n:
             raise InvalidInput(f"Shards: {samples.n} samples cannot be cut into {count} shards")
         random = _random(seed)
         shards = np.array_split(np.concatenate(_pools(samples, random, "Shards")), count)
@@ -179,6 +189,10 @@ class ClassesPerClient:
 
     N: int
     classes: int
+
+    def __post_init__(self) -> None:
+        _check_clients("ClassesPerClient", self.N)
+        check_value("ClassesPerClient", "classes", self.classes, int, within="[1, inf)")
 
     def split(self, samples: Samples, seed: int) -> Parts:
         _enough(samples.n, self.N)
@@ -221,6 +235,7 @@ class Similarity:
     percent: float
 
     def __post_init__(self) -> None:
+        _check_clients("Similarity", self.N)
         check_value("Similarity", "percent", self.percent, float, within="[0, 100]")
 
     def split(self, samples: Samples, seed: int) -> Parts:
@@ -245,6 +260,7 @@ class QuantitySkew:
     alpha: float
 
     def __post_init__(self) -> None:
+        _check_clients("QuantitySkew", self.N)
         check_value("QuantitySkew", "alpha", self.alpha, float, within="(0, inf)")
 
     def split(self, samples: Samples, seed: int) -> Parts:
@@ -263,6 +279,10 @@ class FeatureSkew:
 
     N: int
     column: int
+
+    def __post_init__(self) -> None:
+        _check_clients("FeatureSkew", self.N)
+        check_value("FeatureSkew", "column", self.column, int, within="[0, inf)")
 
     def split(self, samples: Samples, seed: int) -> Parts:
         _enough(samples.n, self.N)
@@ -294,12 +314,21 @@ class Natural:
 
 def as_parts(clients: Any, samples: Samples, seed: int) -> Parts:
     """From a partition, from lists of sample numbers, or from one client name a sample."""
+    if isinstance(clients, type):
+        raise InvalidInput(f"clients must be an object such as ud.IID(100), got {clients!r}")
     if hasattr(clients, "split") and not hasattr(clients, "tolist"):
         return _checked(clients.split(samples, seed), samples.n)
     if isinstance(clients, Sequence) and clients and all(np.ndim(part) == 0 for part in clients):
         clients = np.asarray(clients)
     if hasattr(clients, "tolist"):
         names = np.asarray(clients)
+        if names.dtype == object:
+            absent = [i for i, name in enumerate(names.flat) if name is None or name != name]
+            if absent:
+                raise InvalidInput(
+                    f"clients: sample {absent[0]} has no client: drop it or name one"
+                )
+            names = names.astype(str)
         if names.shape != (samples.n,):
             raise InvalidInput(
                 f"clients: got an array of shape {list(names.shape)} for {samples.n} samples; "
@@ -318,6 +347,10 @@ def as_parts(clients: Any, samples: Samples, seed: int) -> Parts:
     for i, part in enumerate(lists):
         if part.dtype == bool and part.shape == (samples.n,):
             lists[i] = np.flatnonzero(part)
+        elif part.ndim != 1:
+            raise InvalidInput(
+                f"client {i}: give a list of sample numbers, got {part.ndim} dimensions"
+            )
         elif len(part) and part.dtype.kind not in "iu":
             raise InvalidInput(f"client {i}: sample numbers must be whole, got {part.dtype}")
     return _checked(listed([part.astype(np.int64) for part in lists]), samples.n)
@@ -334,6 +367,10 @@ def _checked(parts: Parts, n: int) -> Parts:
         client = int(np.argmax((parts.starts <= where) & (where < parts.starts + parts.sizes)))
         raise InvalidInput(f"client {client} names a sample outside 0 to {n - 1}")
     return parts
+
+
+def _check_clients(name: str, N: int) -> None:
+    check_value(name, "N", N, int, within="[1, inf)")
 
 
 def _random(seed: int) -> np.random.Generator:
@@ -385,12 +422,12 @@ def _one_class_each(pools: Sequence[np.ndarray], N: int) -> Parts:
 
 def _by_name(names: np.ndarray, at_least: int) -> Parts:
     order = np.argsort(names, kind="stable")
-    _, counts = np.unique(names, return_counts=True)
+    found, counts = np.unique(names, return_counts=True)
     parts = in_order(order, counts)
     keep = parts.sizes >= at_least
     if not keep.any():
         raise InvalidInput(f"Natural: no client has {at_least} samples, the most is {counts.max()}")
-    return Parts(order, parts.starts[keep], parts.sizes[keep])
+    return Parts(order, parts.starts[keep], parts.sizes[keep], found[keep])
 
 
 def _enough(n: int, N: int) -> None:

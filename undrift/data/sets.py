@@ -17,6 +17,8 @@ from torch import Tensor
 
 from undrift.errors import InvalidInput, unknown
 
+IGNORED = -100  # a target to leave out, as torch's losses have it
+
 
 @dataclass(frozen=True, eq=False)
 class Data:
@@ -162,7 +164,8 @@ def _check_pair(name: str, part: str, pair: tuple[Tensor, Tensor], classes: int 
         return
     if targets.dtype != torch.int64:
         raise InvalidInput(f"{name}: class targets must be int64, {part} has {targets.dtype}")
-    low, high = int(targets.min()), int(targets.max())
+    real = targets[targets != IGNORED]
+    low, high = int(real.min()), int(real.max())
     if low < 0 or high >= classes:
         raise InvalidInput(
             f"{name}: {part} labels go from {low} to {high}, allowed are 0 to {classes - 1}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.data import store
-from undrift.data.sets import DATASETS, Data
+from undrift.data.sets import DATASETS, IGNORED, Data
 from undrift.errors import InvalidInput
 
 # LEAF's 80 characters; a character's code is its place
@@ -198,7 +198,7 @@ def stackoverflow(
     verify       also take the sha256 of the HDF5 files, which are tens of gigabytes
 
     Inputs are int16 [n, length], a sentence after its begin mark; targets int64 [n, length], the same one place on, where
-    0 is padding: use F.cross_entropy(..., ignore_index=0).  A sentence takes 200 bytes.  Needs h5py.
+    -100 is padding, which F.cross_entropy and accuracy leave out.  A sentence takes 200 bytes.  Needs h5py.
     """
     for name, value in (
         ("clients", clients),
@@ -312,7 +312,10 @@ def _leaf_users(file: Path, length: int) -> Iterator[tuple[str, Role]]:
         raise InvalidInput(f"{file}: {len(users)} users and {len(counts)} num_samples")
     for user, count, entry in zip(users, counts, entries, strict=True):
         role = _leaf_role(f"{file}, {user}", entry, length)
-        if len(role) != count:
+        counted = (
+            "x" in entry or length == LENGTH
+        )  # num_samples of raw text counts LEAF's own windows
+        if counted and len(role) != count:
             raise InvalidInput(
                 f"{file}: {user} has {len(role)} windows of {length} characters, num_samples says {count}"
             )
@@ -448,6 +451,7 @@ def _sentences(
         ) from error
     codes = np.concatenate(blocks or [np.zeros((0, length + 1), np.int16)])
     inputs, targets = np.ascontiguousarray(codes[:, :-1]), codes[:, 1:].astype(np.int64)
+    targets[targets == 0] = IGNORED
     counts = [len(block) for block in blocks]
     return users, counts, (torch.from_numpy(inputs), torch.from_numpy(targets))
 

@@ -20,13 +20,19 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.p, self.layer, self.shared = p, layer, shared
         self.seed: Any = None
+        self.calls = 0  # in this forward pass: a layer used twice draws twice
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.seed is None:
             return x
+        if self.p == 1:
+            return 0 * x
+        self.calls += 1
         shape = x.shape[: x.dim() - self.shared] + (1,) * self.shared
         units = torch.arange(shape.numel(), device=x.device).reshape(shape)
-        kept = uniform(self.seed + self.layer * 0x632BE5AB, units) >= self.p
+        kept = (
+            uniform(self.seed + self.layer * 0x632BE5AB + self.calls * 0x2545F491, units) >= self.p
+        )
         return x * kept / (1 - self.p)
 
 

@@ -49,7 +49,7 @@ class FlatModel:
     def __call__(self, y: Tensor, inputs: Tensor, seed: Tensor | None = None) -> Any:
         """The model's output; `seed` chooses the units that dropout drops in training."""
         for layer in self.dropouts:
-            layer.seed = seed
+            layer.seed, layer.calls = seed, 0
         return functional_call(self.template, self.parameters(y), (inputs,))
 
     def module(self, x: Tensor) -> nn.Module:

@@ -1,5 +1,6 @@
 """A torch model on data that are spread over clients."""
 
+import random as Random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,9 @@ from torch.utils.data import Dataset
 
 from undrift.data.augment import CropFlip
 from undrift.data.partition import Natural, Partition, Parts, Samples, as_parts
+from undrift.data.sets import Data
 from undrift.errors import InvalidInput, unknown
+from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import Heterogeneity, measured, picture
@@ -46,7 +49,8 @@ def federate(
     weights: str | Sequence[float] | Tensor = "uniform",
     prepare: Prepare | None = None,
     augment: CropFlip | None = None,
-    figures: Sequence[str] = ("test",),
+    figures: str | Sequence[str] = ("test",),
+    test_samples: int | None = None,
     seed: int = 0,
 ) -> "ModelProblem":
     """A federation from a model and data.
@@ -57,10 +61,11 @@ def federate(
                   for every sample
     weights       of clients in the objective: "uniform" (Cheng, Sun, Karimireddy, Zaccone et al.), "samples", i.e.
                   n_i / n (Wang et al.), or numbers.  Every method averages with them.
-    prepare       makes model inputs from a batch of stored ones, e.g. images kept as bytes
+    prepare       makes model inputs `[b, ...]` from a batch of stored ones, e.g. images kept as bytes
     augment       ud.CropFlip(): random crops and mirror images in training
     figures       what to record of a model: "test" loss and accuracy (of the training data if there are no others),
                   "train", "clients" (mean and worst tenth), "gradient" (norm of the global objective's)
+    test_samples  evaluate on so many of the test samples, drawn once
     seed          of the partition
 
     >>> import undrift as ud, torch.nn.functional as F
@@ -69,13 +74,28 @@ def federate(
     >>> problem.N, problem.x0.numel()
     (4, 9)
     """
+    check_value("federate", "seed", seed, int, within=f"[0, {2**64})")
+    check_value("federate", "test_samples", test_samples, int, None, within="[1, inf)")
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model must be an nn.Module object, got {model!r}")
     natural = test_natural = None
-    if hasattr(train, "train") and hasattr(train, "clients"):  # a Data record
-        test = train.test if test is None else test
+    if isinstance(train, Data):
+        if test is None:  # a test set of one's own has nothing to do with the data's test clients
+            test, test_natural = train.test, train.test_clients
         prepare = prepare or train.prepare
-        natural, test_natural, train = train.clients, train.test_clients, train.train
+        natural, train = train.clients, train.train
     X, Y = _tensors(train, "train")
-    held_out = None if test is None else _tensors(test, "test")
+    held_out = (
+        None if test is None else _tensors(test.train if isinstance(test, Data) else test, "test")
+    )
+    if held_out is not None and test_samples is not None and test_samples < len(held_out[0]):
+        kept = torch.as_tensor(
+            np.sort(
+                generator(Purpose.DATA, Key(seed, 0)).permutation(len(held_out[0]))[:test_samples]
+            )
+        )
+        held_out = held_out[0][kept], held_out[1][kept]
+        test_natural = None if test_natural is None else test_natural[kept]
     labels = Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
 
     def column(number: int) -> np.ndarray:
@@ -85,7 +105,7 @@ def federate(
 
     samples = Samples(len(X), labels, column, None if natural is None else natural.numpy())
     parts = as_parts(clients, samples, seed)
-    for figure in figures:
+    for figure in (figures := [figures] if isinstance(figures, str) else figures):
         if figure not in FIGURES:
             raise unknown("figure", figure, FIGURES)
     return ModelProblem(
@@ -99,7 +119,7 @@ def federate(
         prepare,
         augment,
         tuple(figures),
-        test_natural if isinstance(clients, Natural) else None,
+        _renumbered(test_natural, parts) if isinstance(clients, Natural) else None,
     )
 
 
@@ -212,27 +232,48 @@ class ModelProblem:
         return found
 
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
-        """Without dropout or augmentation: the gradient of the objective itself."""
+        """Without dropout or augmentation: the gradient of the objective itself.
+
+        Of a client with more than EVALUATION_BATCH samples it is put together from parts, which takes the loss to be a
+        mean over samples.
+        """
         rows = y.unsqueeze(0) if y.dim() == 1 else y
         found = []
         for row, i in zip(rows, clients, strict=True):
-            X, Y = self._inputs(self.X[self.samples(i)]), self.Y[self.samples(i)]
-            found.append(self._gradient(row, X, Y, torch.tensor(0), training=False))
+            mine, total = self.samples(i), torch.zeros_like(row)
+            for some in self._in_batches(len(mine)):
+                X, Y = self._inputs(self.X[mine[some]]), self.Y[mine[some]]
+                part = self._gradient(row, X, Y, torch.tensor(0), training=False)
+                total += part * (len(Y) / len(mine))
+            found.append(total)
         return found[0] if y.dim() == 1 else torch.stack(found)
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         found: dict[str, float] = {}
         for figure in self.figures:
             if figure == "test":
-                found |= self._quality(x, *(self.test or (self.X, self.Y)))
+                found |= self._quality(x, *(self.test or self._held))
             elif figure == "train":
-                quality = self._quality(x, self.X, self.Y)
+                quality = self._quality(x, *self._held)
                 found |= {f"train_{name}": value for name, value in quality.items()}
             elif figure == "clients":
                 found |= self._by_client(x)
             else:
                 found |= {"grad_norm": self._gradient_norm(x)}
         return found
+
+    @cached_property
+    def _held(self) -> tuple[Tensor, Tensor]:
+        """The training samples that some client holds."""
+        held = np.zeros(len(self.X), dtype=bool)
+        edges = np.zeros(len(self.parts.index) + 1, dtype=np.int64)
+        np.add.at(edges, self.parts.starts, 1)
+        np.add.at(edges, self.parts.starts + self.parts.sizes, -1)
+        held[self.parts.index[np.cumsum(edges)[:-1] > 0]] = True
+        if held.all():
+            return self.X, self.Y
+        which = torch.as_tensor(np.flatnonzero(held))
+        return self.X[which], self.Y[which]
 
     @property
     def engine(self) -> str:
@@ -274,7 +315,7 @@ class ModelProblem:
 
     def describe(self) -> None:
         """Print what the federation is made of."""
-        samples = f"{len(self.X):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
+        samples = f"{len(self._held[0]):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
         print(f"{self.N:,} clients, {samples}\n{self.heterogeneity()}")
 
     def plot(self) -> Any:
@@ -286,16 +327,19 @@ class ModelProblem:
 
     def _inputs(self, stored: Tensor, drawn: Tensor | None = None) -> Tensor:
         """Model inputs from stored ones: augmented, prepared, in the model's dtype."""
-        images_are_stored = self.X.dim() == 4
-        if drawn is not None and self.augment is not None and images_are_stored:
-            stored = self.augment.apply(stored, drawn)
+        lead = stored.shape[: stored.dim() - self.X.dim() + 1]
+        batch = stored.reshape(-1, *self.X.shape[1:])  # one batch, whatever the engine
+        flat = None if drawn is None else drawn.reshape(-1, drawn.shape[-1])
+        images_are_stored = self.X.dim() == 4  # else they are what prepare makes
+        if flat is not None and self.augment is not None and images_are_stored:
+            batch = self.augment.apply(batch, flat)
         if self.prepare is not None:
-            stored = self.prepare(stored)
-            if stored.is_floating_point():
-                stored = stored.to(self.x0.dtype)
-        if drawn is not None and self.augment is not None and not images_are_stored:
-            stored = self.augment.apply(stored, drawn)
-        return stored
+            batch = self.prepare(batch)
+            if batch.is_floating_point():
+                batch = batch.to(self.x0.dtype)
+        if flat is not None and self.augment is not None and not images_are_stored:
+            batch = self.augment.apply(batch, flat)
+        return batch.reshape(*lead, *batch.shape[1:])
 
     def _gradient(
         self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None, training: bool = True
@@ -324,15 +368,18 @@ class ModelProblem:
 
     def _quality(self, x: Tensor, X: Tensor, Y: Tensor) -> dict[str, float]:
         self.flat.template.eval()
-        total, right, counted = 0.0, 0, 0
+        total, weight, right, counted = 0.0, 0, 0, 0
         with torch.no_grad():
             for some in self._in_batches(len(X)):
                 output, target = self.flat(x, self._inputs(X[some])), Y[some]
-                total += float(self.loss(output, target)) * len(target)
+                count = len(target) if target.is_floating_point() else int((target >= 0).sum())
+                if count == 0:  # nothing but targets to be ignored
+                    continue
+                total, weight = total + float(self.loss(output, target)) * count, weight + count
                 if _is_classification(output, target):
                     right += int((output.argmax(1) == target).sum())
                     counted += int((target >= 0).sum())  # negative ones are to be ignored
-        return {"loss": total / len(X)} | ({"accuracy": right / counted} if counted else {})
+        return {"loss": total / max(weight, 1)} | ({"accuracy": right / counted} if counted else {})
 
     def _by_client(self, x: Tensor) -> dict[str, float]:
         """Quality client by client: on its test samples where the data say whose they are, else on its own."""
@@ -366,10 +413,16 @@ class ModelProblem:
     def _check_fit(self) -> None:
         """Try model and loss on a few samples, and look what a training step does besides."""
         self._hidden_randomness = False
+        self._check_inputs()
         before, random = self.flat.buffers(), torch.get_rng_state()
+        others = repr(np.random.get_state()), repr(Random.getstate())
         self._try(self.X, self.Y, "")
         self._hidden_randomness = not torch.equal(random, torch.get_rng_state())
         torch.set_rng_state(random)
+        if others != (repr(np.random.get_state()), repr(Random.getstate())):
+            raise InvalidInput(
+                "the model draws from numpy's or Python's random numbers, which cannot be keyed: use torch's"
+            )
         if self.test is not None:
             self._try(*self.test, "test ")
         for name, buffer in self.flat.buffers().items():
@@ -378,6 +431,25 @@ class ModelProblem:
                     f"the model changes its buffer {name!r} in training, which is not a parameter and would be lost "
                     "between clients: remove it or make it constant"
                 )
+
+    def _check_inputs(self) -> None:
+        """What makes inputs of stored samples must be repeatable, and augmentation must be given images."""
+        some = self.X[[0, len(self.X) - 1]]
+        once, again = self._inputs(some), self._inputs(some)
+        if not torch.equal(once, again):
+            raise InvalidInput(
+                "prepare must make the same of the same sample: use augment for chance"
+            )
+        if self.augment is None:
+            return
+        if not isinstance(self.augment, CropFlip):
+            raise InvalidInput(
+                f"augment must be an object such as ud.CropFlip(), got {self.augment!r}"
+            )
+        if once.dim() != 4:
+            raise InvalidInput(
+                f"ud.CropFlip needs images [channels, height, width], inputs are {list(once.shape[1:])}"
+            )
 
     def _try(self, X: Tensor, Y: Tensor, which: str) -> None:
         for what, values in (("data", X), ("targets", Y)):
@@ -397,6 +469,13 @@ class ModelProblem:
                 raise InvalidInput(
                     f"loss(model(inputs), targets) must be one finite number, got {value}"
                 )
+            output = self.flat(self.x0, inputs)
+            if targets.is_floating_point() and isinstance(output, Tensor):
+                if output.shape != targets.shape and output.numel() == targets.numel():
+                    raise InvalidInput(
+                        f"the model gives {list(output.shape)} for {which}targets {list(targets.shape)}: "
+                        "they would be broadcast against each other; use y[:, None] or output.squeeze(1)"
+                    )
             self._gradient(self.x0, inputs, targets, torch.tensor(0))
         except InvalidInput:
             raise
@@ -406,6 +485,14 @@ class ModelProblem:
                 f"model and loss do not fit {which}data of shape {list(X.shape)} with targets of shape "
                 f"{list(Y.shape)}, {Y.dtype}: {reason}"
             ) from error
+
+
+def _renumbered(test_clients: Tensor | None, parts: Parts) -> Tensor | None:
+    """Whose the test samples are, in the numbers that clients have here; -1: of nobody who takes part."""
+    if test_clients is None or parts.names is None:
+        return test_clients
+    here = {int(name): i for i, name in enumerate(parts.names)}
+    return torch.tensor([here.get(int(name), -1) for name in test_clients.tolist()])
 
 
 def _weights(weights: str | Sequence[float] | Tensor, sizes: np.ndarray) -> np.ndarray:
@@ -430,7 +517,7 @@ def _is_classification(output: Any, target: Tensor) -> bool:
     if not isinstance(output, Tensor) or target.is_floating_point() or output.dim() < 2:
         return False
     fits = output.shape[:1] + output.shape[2:] == target.shape
-    return fits and output.shape[1] not in target.shape[1:]
+    return fits and output.shape[1] > 1 and output.shape[1] not in target.shape[1:]
 
 
 def _tensors(data: Any, name: str) -> tuple[Tensor, Tensor]:
