@@ -33,8 +33,9 @@ class Cost:
     traffic: list[tuple[float, float]]
     first_contact: list[tuple[float, float]]
     gradients: float  # on minibatches, a local step
-    full_gradients: int  # a visit
+    full_gradients: int  # in the round that has most of them
     one_walks: bool  # the last exchange is with one client only
+    restarts: bool  # some rounds begin with an exchange with all clients
 
 
 class _Counting:
@@ -71,7 +72,7 @@ def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
     server, client = algorithm.server(counting.x0), algorithm.client(counting.x0)
     keeps = sum(t.numel() for t in tensors(client)) / D
     seen: dict[int, list[tuple[float, float]]] = {}
-    gradients, full_gradients, to = 0.0, 0, ""
+    gradients, full_gradients, to, restarts = 0.0, 0, "", False
     for t in (0, 1, 2):
         seen[t] = []
         counting.gradients = counting.full_gradients = 0
@@ -86,8 +87,10 @@ def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
             server = exchange.update(server, up, cohort)
             seen[t].append((nbytes(down) / model, nbytes(up) / model))
             to = exchange.to
-        full_gradients = counting.full_gradients
-    return Cost(spec, keeps, seen[2], seen[0], gradients, full_gradients, to == "one")
+            restarts = restarts or (t > 0 and to == "everyone")
+        full_gradients = max(full_gradients, counting.full_gradients)
+    walks = to == "one"
+    return Cost(spec, keeps, seen[2], seen[0], gradients, full_gradients, walks, restarts)
 
 
 def catalogue() -> list[Cost]:

@@ -58,7 +58,10 @@ def _cells(cost: Cost) -> list[str]:
     remarks += ["same steps for all"] if spec.equal_steps else []
     remarks += [f"first contact {_pair(*cost.first_contact[0])}"] if cost.first_contact else []
     remarks += ["second exchange with one client"] if cost.one_walks else []
-    remarks += [f"and {cost.full_gradients} full gradient a round"] if cost.full_gradients else []
+    if cost.restarts:
+        remarks += ["now and then a full gradient of all clients"]
+    elif cost.full_gradients:
+        remarks += [f"and {cost.full_gradients} full gradient a round"]
     remarks += ["our reading"] if spec.reading else []
     down = " + ".join(_size(d) for d, _ in cost.traffic)
     up = " + ".join(_size(u) for _, u in cost.traffic)
