@@ -68,3 +68,15 @@ def gap(a: np.ndarray, b: np.ndarray) -> float:
 def random_cohorts(N: int, S: int, T: int, seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [sorted(rng.choice(N, S, replace=False).tolist()) for _ in range(T)]
+
+
+class PlainFedAvg:
+    """FedAvg without registration, for tests that break one thing of it."""
+
+    server, client, send, update = (
+        ud.FedAvg.server, ud.FedAvg.client, ud.FedAvg.send, ud.FedAvg.update
+    )  # fmt: skip
+    server_lr = 1.0
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        return ud.FedAvg().local(down, client, work)

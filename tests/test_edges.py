@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.federation import gap, path
+from tests.federation import PlainFedAvg, gap, path
 from tests.test_model import X, Y, federation, mlp
 from tests.test_optimum import quadratic
 
@@ -245,30 +245,18 @@ def test_a_failed_round_is_undone() -> None:
 # methods of one's own that are not quite right
 
 
-class Sound:
-    """FedAvg without registration; what follows breaks one thing each."""
-
-    server, client, send, update = (
-        ud.FedAvg.server, ud.FedAvg.client, ud.FedAvg.send, ud.FedAvg.update
-    )  # fmt: skip
-    server_lr = 1.0
-
-    def local(self, down: Any, client: Any, work: Any) -> Any:
-        return ud.FedAvg().local(down, client, work)
-
-
-class SendsAFloat(Sound):
+class SendsAFloat(PlainFedAvg):
     def local(self, down: Any, client: Any, work: Any) -> Any:
         up, state = super().local(down, client, work)
         return (up, 3.0), state
 
 
-class KeepsMore(Sound):
+class KeepsMore(PlainFedAvg):
     def local(self, down: Any, client: Any, work: Any) -> Any:
         return super().local(down, client, work)[0], Visits(work.K)
 
 
-class NoModel(Sound):
+class NoModel(PlainFedAvg):
     def server(self, x: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return Up(x)
 
@@ -276,7 +264,7 @@ class NoModel(Sound):
         return server
 
 
-class OutsideTheLoop(Sound):
+class OutsideTheLoop(PlainFedAvg):
     def local(self, down: Any, client: Any, work: Any) -> Any:
         return Up(work.grad(down.x)), None
 
@@ -298,7 +286,7 @@ def test_mistakes_in_a_method_are_named(method: Any, message: str, engine: str) 
 
 
 def test_an_unregistered_method_runs() -> None:
-    method: Any = Sound()
+    method: Any = PlainFedAvg()
     a, b = (path(m, quadratic(), rounds=3) for m in (method, ud.FedAvg()))
     assert (a == b).all()
 

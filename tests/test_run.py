@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from tests.federation import WorldProblem, gap, path
+from tests.federation import PlainFedAvg, WorldProblem, gap, path
 from tests.oracles.world import make_world
 from tests.test_optimum import quadratic
 from undrift.keyed import Key
@@ -256,23 +256,15 @@ def test_a_late_snapshot_is_refused() -> None:
 
 
 @dataclass(frozen=True)
-class Poisoned:
+class Poisoned(PlainFedAvg):
     """FedAvg in which one client answers with something else from a certain round on."""
 
     client_id: int | None
     answer: Any
     since: int = 2
 
-    def __post_init__(self) -> None:
-        pass
-
-    server, client, send, update = (
-        ud.FedAvg.server, ud.FedAvg.client, ud.FedAvg.send, ud.FedAvg.update
-    )  # fmt: skip
-    server_lr = 1.0
-
     def local(self, down: Any, client: Any, work: Any) -> Any:
-        up, state = ud.FedAvg().local(down, client, work)
+        up, state = super().local(down, client, work)
         delta = up.delta.clone()
         rows = delta.view(len(work.clients), -1)
         for row, i in enumerate(work.clients):
@@ -325,14 +317,13 @@ def test_an_overflow_on_the_server_keeps_clients_states_as_they_were() -> None:
 
 
 @dataclass(frozen=True)
-class Raises:
-    server, client, send = ud.FedAvg.server, ud.FedAvg.client, ud.FedAvg.send
+class Raises(PlainFedAvg):
     stage: str = "local"
 
     def local(self, down: Any, client: Any, work: Any) -> Any:
         if self.stage == "local" and 2 in work.clients:
             raise ZeroDivisionError("the client's own fault")
-        return ud.FedAvg().local(down, client, work)
+        return super().local(down, client, work)
 
     def update(self, server: Any, mean: Any, cohort: Any) -> Any:
         raise KeyError("the server's")
@@ -349,15 +340,9 @@ def test_errors_name_client_round_and_stage() -> None:
         ud.run(broken, quadratic(), rounds=2)
 
 
-@dataclass(frozen=True)
-class WrongShape:
-    server, client, send, update = (
-        ud.FedAvg.server, ud.FedAvg.client, ud.FedAvg.send, ud.FedAvg.update
-    )  # fmt: skip
-    server_lr = 1.0
-
+class WrongShape(PlainFedAvg):
     def local(self, down: Any, client: Any, work: Any) -> Any:
-        up, state = ud.FedAvg().local(down, client, work)
+        up, state = super().local(down, client, work)
         return (type(up)(up.delta[..., :2]) if 1 in work.clients else up), state
 
 

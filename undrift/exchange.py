@@ -105,7 +105,7 @@ def carry_out(
     def lend(clients: Sequence[int], single: bool) -> Work:
         return Work(problem, setting.solver, clients, [steps[i] for i in clients], key, single)
 
-    down, size = _stage("send", t, lambda: sized(exchange.send(server)))
+    down, size = _stage("send", t, lambda: _sized(exchange.send(server)))
     mean, traffic = RunningMean(), Traffic(size * len(party.clients))
     present: list[int] = []
     new_states: list[tuple[Sequence[int], Any]] = []
@@ -141,7 +141,7 @@ def carry_out(
     return Outcome(updated, new_states, traffic)
 
 
-def sized(message: Any) -> tuple[Any, int]:
+def _sized(message: Any) -> tuple[Any, int]:
     """A message and its bytes."""
     return message, nbytes(message)
 

@@ -21,9 +21,7 @@ class Spec:
     everyone: bool = False  # defined for full participation only
     equal_steps: bool = False  # defined only if all clients make the same number of steps
     local_momentum: bool = False  # ud.Local(momentum=...) is meaningful with it
-    adds_states: bool = (
-        False  # its server keeps a sum of clients' states, weighted by the problem's weights
-    )
+    adds_states: bool = False  # its server keeps the weighted sum of all clients' states
     divides_by_lr: bool = False  # not defined for a local step size of zero
     reading: bool = False  # no authoritative text at hand: the rule is our reading of it
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from undrift.states import ClientStates
 
 log = logging.getLogger("undrift")
 
-CHUNK_BYTES = (
-    256 * 2**20
-)  # what one chunk of the batched engine may take for the vectors of its clients
+States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by chunk
+
+CHUNK_BYTES = 256 * 2**20  # what one chunk of the batched engine may take
 VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 
 
@@ -241,28 +241,29 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
         t, began = state.round + 1, perf_counter()
         draw = plan.participation.draw(plan.seed, t, problem.weights)
         server, traffic, count = state.server, Traffic(), 0
-        before: list[tuple[Sequence[int], Any]] = []  # clients' states as this round found them
+        new: States = []  # of the last exchange, not written yet
+        old: States = []  # what earlier exchanges of this round wrote over
         try:
             for when, number, exchange in _exchanges(plan.algorithm, t):
+                old += [(who, state.clients.gather(who)) for who, _ in new]
+                new = _written(new, state.clients)
                 party = _party(plan, exchange, draw, when, number)
                 if not any(party.weights):
                     continue  # nobody came, or nobody who counts
                 setting = Setting(problem, plan.engine, plan.chunk, plan.local.solver(when))
                 key = Key(plan.seed, when, number)
                 outcome = carry_out(exchange, server, state.clients, party, setting, key)
-                for who, new in outcome.states:
-                    before.append((who, state.clients.gather(who)))
-                    state.clients.scatter(who, new)
-                server, traffic, count = outcome.server, traffic + outcome.traffic, count + 1
+                server, new = outcome.server, outcome.states
+                traffic, count = traffic + outcome.traffic, count + 1
             seconds = perf_counter() - began
             evaluated = t % evaluate_every == 0 or t == last
             metrics = problem.evaluate(server.x) if evaluated else {}
         except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
-            for who, old in reversed(before):
-                state.clients.scatter(who, old)
+            _written(old[::-1], state.clients)
             if isinstance(end, Diverged):
                 raise Diverged(str(end), t, state) from None
             raise
+        _written(new, state.clients)
         state.clients.round = t
         state = State(t, server, state.clients)
         yield Round(
@@ -276,6 +277,13 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
             count,
             state,
         )
+
+
+def _written(states: States, clients: ClientStates) -> States:
+    """Write states, after which there is nothing left to write."""
+    for who, each in states:
+        clients.scatter(who, each)
+    return []
 
 
 def _exchanges(algorithm: Algorithm, t: int) -> list[tuple[int, int, Exchange]]:

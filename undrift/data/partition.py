@@ -309,7 +309,7 @@ class Natural:
             raise InvalidInput(
                 "Natural: these data name no clients; use a partition, or give a client for every sample"
             )
-        return _by_name(samples.natural, self.at_least)
+        return by_name(samples.natural, self.at_least)
 
 
 def as_parts(clients: Any, samples: Samples, seed: int) -> Parts:
@@ -337,7 +337,7 @@ def as_parts(clients: Any, samples: Samples, seed: int) -> Parts:
         if names.dtype.kind == "f" and not np.isfinite(names).all():
             missing = int(np.flatnonzero(~np.isfinite(names))[0])
             raise InvalidInput(f"clients: sample {missing} has no client: drop it or name one")
-        return _by_name(names, 1)
+        return by_name(names)
     if not isinstance(clients, Sequence) or not clients:
         raise InvalidInput(
             "clients must be a partition such as ud.Dirichlet(100, alpha=0.2), an array with one client a sample, "
@@ -420,7 +420,8 @@ def _one_class_each(pools: Sequence[np.ndarray], N: int) -> Parts:
     return listed([part for pool, k in dealt for part in np.array_split(pool, k)])
 
 
-def _by_name(names: np.ndarray, at_least: int) -> Parts:
+def by_name(names: np.ndarray, at_least: int = 1) -> Parts:
+    """A client for every name, in the order of the names; those with fewer samples than `at_least` are left out."""
     order = np.argsort(names, kind="stable")
     found, counts = np.unique(names, return_counts=True)
     parts = in_order(order, counts)

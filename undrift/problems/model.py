@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from torch.utils.data import Dataset
 
 from undrift.data.augment import CropFlip
-from undrift.data.partition import Natural, Partition, Parts, Samples, as_parts
+from undrift.data.partition import Natural, Partition, Parts, Samples, as_parts, by_name
 from undrift.data.sets import Data
 from undrift.errors import InvalidInput, unknown
 from undrift.hyper import check_value
@@ -96,14 +96,13 @@ def federate(
         )
         held_out = held_out[0][kept], held_out[1][kept]
         test_natural = None if test_natural is None else test_natural[kept]
-    labels = Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
 
     def column(number: int) -> np.ndarray:
         if X.dim() != 2 or not 0 <= number < X.shape[1]:
             raise InvalidInput(f"inputs of shape {list(X.shape)} have no column {number}")
         return X[:, number].numpy()
 
-    samples = Samples(len(X), labels, column, None if natural is None else natural.numpy())
+    samples = Samples(len(X), _labels(Y), column, None if natural is None else natural.numpy())
     parts = as_parts(clients, samples, seed)
     for figure in (figures := [figures] if isinstance(figures, str) else figures):
         if figure not in FIGURES:
@@ -310,8 +309,7 @@ class ModelProblem:
 
     def heterogeneity(self) -> Heterogeneity:
         """How much clients differ, in numbers."""
-        labels = self.Y if self.Y.dim() == 1 and not self.Y.is_floating_point() else None
-        return measured(self.parts, None if labels is None else labels.numpy())
+        return measured(self.parts, _labels(self.Y))
 
     def describe(self) -> None:
         """Print what the federation is made of."""
@@ -320,8 +318,7 @@ class ModelProblem:
 
     def plot(self) -> Any:
         """A matplotlib figure: the labels of each client, and the sizes."""
-        labels = self.Y.numpy() if self.Y.dim() == 1 and not self.Y.is_floating_point() else None
-        return picture(self.parts, labels)
+        return picture(self.parts, _labels(self.Y))
 
     # how it is computed
 
@@ -372,30 +369,24 @@ class ModelProblem:
         with torch.no_grad():
             for some in self._in_batches(len(X)):
                 output, target = self.flat(x, self._inputs(X[some])), Y[some]
+                # negative integers are targets to be ignored
                 count = len(target) if target.is_floating_point() else int((target >= 0).sum())
-                if count == 0:  # nothing but targets to be ignored
+                if count == 0:
                     continue
                 total, weight = total + float(self.loss(output, target)) * count, weight + count
                 if _is_classification(output, target):
                     right += int((output.argmax(1) == target).sum())
-                    counted += int((target >= 0).sum())  # negative ones are to be ignored
+                    counted += count
         return {"loss": total / max(weight, 1)} | ({"accuracy": right / counted} if counted else {})
 
     def _by_client(self, x: Tensor) -> dict[str, float]:
         """Quality client by client: on its test samples where the data say whose they are, else on its own."""
-        if (
-            self.test is not None
-            and self.test_clients is not None
-            and (self.test_clients >= 0).any()
-        ):
-            X, Y = self.test
-            names = self.test_clients.numpy()
-            order = np.argsort(names, kind="stable")
-            found, counts = np.unique(names[order], return_counts=True)
-            known = found >= 0
-            parts = Parts(order, (np.cumsum(counts) - counts)[known], counts[known])
-        else:
-            X, Y, parts = self.X, self.Y, self.parts
+        X, Y, parts = self.X, self.Y, self.parts
+        if self.test is not None and self.test_clients is not None:
+            known = self.test_clients >= 0
+            if known.any():
+                X, Y = self.test[0][known], self.test[1][known]
+                parts = by_name(self.test_clients[known].numpy())
         found = [self._quality(x, X[part], Y[part]) for part in map(parts.of, range(parts.N))]
         figures = _mean_and_worst("client_loss", [f["loss"] for f in found], worst="high")
         if "accuracy" in found[0]:
@@ -485,6 +476,11 @@ class ModelProblem:
                 f"model and loss do not fit {which}data of shape {list(X.shape)} with targets of shape "
                 f"{list(Y.shape)}, {Y.dtype}: {reason}"
             ) from error
+
+
+def _labels(Y: Tensor) -> np.ndarray | None:
+    """One integer a sample, if that is what targets are."""
+    return Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
 
 
 def _renumbered(test_clients: Tensor | None, parts: Parts) -> Tensor | None:
