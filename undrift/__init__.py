@@ -17,12 +17,13 @@ from undrift.data.partition import (
     Shards,
     Similarity,
 )
-from undrift.data.sets import DATASETS, Data, load
+from undrift.data.sets import DATASETS, Data, dataset, load
 from undrift.data.tables import libsvm
 from undrift.errors import Diverged, InvalidInput, MethodFailure
+from undrift.experiment import Experiment
 from undrift.hyper import algorithm, hyper, method
 from undrift.local import Geometric, Local
-from undrift.models import group_norm
+from undrift.models import group_norm, model
 from undrift.participation import (
     Bernoulli,
     Cyclic,
@@ -56,6 +57,7 @@ __all__ = [
     "Diverged",
     "Everyone",
     "Exchange",
+    "Experiment",
     "FeatureSkew",
     "Fixed",
     "Geometric",
@@ -79,6 +81,7 @@ __all__ = [
     "Weighted",
     "Work",
     "algorithm",
+    "dataset",
     "federate",
     "from_table",
     "group_norm",
@@ -86,6 +89,7 @@ __all__ = [
     "libsvm",
     "load",
     "method",
+    "model",
     "models",
     "nbytes",
     "record",

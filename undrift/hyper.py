@@ -1,7 +1,7 @@
 """Methods by name, and hyper-parameters that know what they may be."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from numbers import Integral, Real
@@ -140,6 +140,25 @@ def inside(value: float, interval: str) -> bool:
     return math.isfinite(value) and above and below
 
 
+def made(what: str, make: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    """Call something with parameters that came from a file or a command line, named if they do not fit.
+
+    >>> made("fraction", lambda over, under=1: over / under, {"over": 1, "below": 2})
+    Traceback (most recent call last):
+    undrift.errors.InvalidInput: unknown parameter of fraction: 'below'; Known: over, under
+    """
+    allowed = signature(make).parameters
+    for key in parameters:
+        if key not in allowed:
+            if not allowed:
+                raise InvalidInput(f"{what} has no parameters, got {key!r}: leave it out")
+            raise unknown(f"parameter of {what}:", key, allowed)
+    missing = [key for key, p in allowed.items() if p.default is p.empty and key not in parameters]
+    if missing:
+        raise InvalidInput(f"{what} needs {', '.join(missing)}: give a value for each")
+    return make(**parameters)
+
+
 def method(name: str, **hyper_parameters: Any) -> Any:
     """The method of that name, as `ud.ScaffoldM(beta=0.2)` would give it.
 
@@ -148,14 +167,4 @@ def method(name: str, **hyper_parameters: Any) -> Any:
     """
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    make = METHODS[name].make
-    allowed = signature(make).parameters
-    for key in hyper_parameters:
-        if key not in allowed:
-            raise unknown(f"hyper-parameter of {name}:", key, allowed)
-    missing = [
-        key for key, p in allowed.items() if p.default is p.empty and key not in hyper_parameters
-    ]
-    if missing:
-        raise InvalidInput(f"{name} needs {', '.join(missing)}: give a value for each")
-    return make(**hyper_parameters)
+    return made(name, METHODS[name].make, hyper_parameters)

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift.errors import InvalidInput
+
+Make = TypeVar("Make", bound=Callable[..., nn.Module])
 
 # dense
 
@@ -314,3 +316,21 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         vit_b16,
     )
 }
+
+
+def model(make: Make) -> Make:
+    """Register a function that returns an nn.Module as a model that experiments know by its name.
+
+    Parameters called inputs, classes, channels or size are filled in from the data.
+
+    >>> @model
+    ... def wide(inputs: int, classes: int) -> nn.Module:
+    ...     return mlp(inputs, 1000, classes)
+    >>> MODELS.pop("wide").__name__
+    'wide'
+    """
+    known = MODELS.get(make.__name__)
+    if known and known.__qualname__ != make.__qualname__:
+        raise InvalidInput(f"there is a model {make.__name__!r} already: choose another name")
+    MODELS[make.__name__] = make
+    return make

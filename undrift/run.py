@@ -63,6 +63,11 @@ class Round:
         """The server's model after this round (not kept in a finished run's history)."""
         return self._kept().server.x
 
+    @property
+    def state(self) -> State:
+        """All there is after this round, as it is: the next round writes over its clients."""
+        return self._kept()
+
     def snapshot(self) -> State:
         """A state to go on from later, with `rounds(..., start=...)`; to be taken before the next round."""
         state = self._kept()
@@ -154,7 +159,7 @@ def run(
     stopped, best = None, None
     try:
         for r in every_round:
-            state, best = r._state, _better(best, r)
+            state, best = r._state, better(best, r)
             history.append(replace(r, _state=None))
     except Diverged as end:
         state, stopped = cast(State, end.state), str(end)
@@ -163,7 +168,8 @@ def run(
     return Result(problem, state, history, stopped, best)
 
 
-def _better(best: Best | None, r: Round) -> Best | None:
+def better(best: Best | None, r: Round) -> Best | None:
+    """The best model so far, that of this round taken into account."""
     if "accuracy" in r.metrics:
         value, better = r.metrics["accuracy"], best is None or r.metrics["accuracy"] > best.value
     elif "loss" in r.metrics:

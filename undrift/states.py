@@ -1,29 +1,53 @@
 """What clients remember: one row a client, made when its state is first written."""
 
+import mmap
+import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift.core import rebuild, tensors
-from undrift.errors import MethodFailure
+from undrift.errors import InvalidInput, MethodFailure
+
+
+def half_of_memory() -> int:
+    """What client states may take before they move to a file."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 class ClientStates:
     """The states of all clients that have been seen, as one growing table a field.
 
-    Row 0 is what a client that has not been seen starts with.
+    Row 0 is what a client that has not been seen starts with.  Tables that would take more than `budget` bytes lie in
+    a file without a name in `folder` (the system's for temporary files by default), mapped into memory: the file is
+    gone when the process is.
     """
 
-    def __init__(self, initial: Any):
+    def __init__(self, initial: Any, budget: int | None = None, folder: Path | None = None):
         self._initial = initial
+        self._budget = half_of_memory() if budget is None else budget
+        self._folder = folder
         self._tables = [t.unsqueeze(0).clone() for t in tensors(initial)]
         self._rows: dict[int, int] = {}
+        self._changed: set[int] = set()
         self.round = 0  # the last round written in full
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the states have outgrown their budget and lie in a file."""
+        return bool(self._tables) and self._bytes(len(self._tables[0])) > self._budget
+
+    @property
+    def row_bytes(self) -> int:
+        """What one client takes."""
+        return self._bytes(1)
 
     def check(self, states: Any, where: str) -> None:
         """Raise MethodFailure unless these are states of the kind that clients start with."""
@@ -36,7 +60,7 @@ class ClientStates:
 
     def gather(self, clients: Sequence[int]) -> Any:
         """The states of these clients, one row each."""
-        rows = torch.tensor([self._rows.get(i, 0) for i in clients])
+        rows = torch.tensor([self._rows.get(i, 0) for i in clients], dtype=torch.int64)
         return rebuild(self._initial, iter([t[rows.to(t.device)] for t in self._tables]))
 
     def scatter(self, clients: Sequence[int], states: Any) -> None:
@@ -45,13 +69,21 @@ class ClientStates:
             return
         for i in clients:
             self._rows.setdefault(i, len(self._rows) + 1)
-        needed = len(self._rows) + 1
+        self._changed.update(clients)
+        self._make_room(len(self._rows) + 1)
         rows = torch.tensor([self._rows[i] for i in clients])
-        for f, new in enumerate(tensors(states)):
-            table = self._tables[f]
-            if len(table) < needed:
-                self._tables[f] = table = _grown(table, needed)
+        for table, new in zip(self._tables, tensors(states), strict=True):
             table[rows.to(table.device)] = new
+
+    def changed(self) -> list[int]:
+        """The clients written since this was last asked, in ascending order."""
+        clients = sorted(self._changed)
+        self._changed = set()
+        return clients
+
+    def seen(self) -> list[int]:
+        """The clients that have a row of their own, in the order of rows."""
+        return list(self._rows)
 
     def copy(self, after_round: int | None = None) -> "ClientStates":
         """A copy that later writes do not touch."""
@@ -60,15 +92,42 @@ class ClientStates:
                 f"a snapshot of round {after_round} was asked for in round {self.round + 1}: "
                 "take it before the next round"
             )
-        other = ClientStates(self._initial)
-        other.round = self.round
-        other._tables = [t[: len(self._rows) + 1].clone() for t in self._tables]
-        other._rows = dict(self._rows)
+        other = ClientStates(self._initial, self._budget, self._folder)
+        other.round, other._rows = self.round, dict(self._rows)
+        other._changed = set(self._changed)
+        other._make_room(len(self._rows) + 1)
+        for table, own in zip(other._tables, self._tables, strict=True):
+            table[: len(self._rows) + 1] = own[: len(self._rows) + 1]
         return other
 
+    def _bytes(self, rows: int) -> int:
+        return rows * sum(t[0].numel() * t.element_size() for t in self._tables)
 
-def _grown(table: Tensor, needed: int) -> Tensor:
-    """The same table with room for more rows; doubling keeps the cost of growth in proportion."""
-    larger = table.new_empty((max(needed, 2 * len(table)), *table.shape[1:]))
-    larger[: len(table)] = table
-    return larger
+    def _make_room(self, needed: int) -> None:
+        if not self._tables or len(self._tables[0]) >= needed:
+            return
+        rows = max(needed, 2 * len(self._tables[0]))  # doubling: growth costs in proportion
+        mapped = self._bytes(rows) > self._budget
+        for f, table in enumerate(self._tables):
+            shape = (rows, *table.shape[1:])
+            larger = _mapped(shape, table, self._folder) if mapped else table.new_empty(shape)
+            larger[: len(table)] = table
+            self._tables[f] = larger
+
+
+def _mapped(shape: tuple[int, ...], like: Tensor, folder: Path | None) -> Tensor:
+    """An empty tensor in a file without a name."""
+    if like.device.type != "cpu":
+        return like.new_empty(shape)  # a device has no files; its own allocator says what it lacks
+    size = max(1, torch.Size(shape).numel() * like.element_size())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # a full disk is an error now, not a crash later
+            return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=like.dtype).view(shape)
+    except OSError as error:
+        raise InvalidInput(
+            f"client states need {size / 2**30:.1f} GiB on disk in {folder or tempfile.gettempdir()}, "
+            f"which failed ({error.strerror}): make room, or choose a place with more"
+        ) from error

@@ -6,16 +6,18 @@
 Readers are imported when they are asked for, and with them h5py, Pillow and scikit-learn.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from undrift.errors import InvalidInput, unknown
+
+Read = TypeVar("Read", bound=Callable[..., Any])
 
 IGNORED = -100  # a target to leave out, as torch's losses have it
 
@@ -57,10 +59,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from, and which function reads it."""
+    """Where a data set comes from, and which function reads it (of which module here, or itself)."""
 
     module: str
-    function: str
+    function: str | Callable[..., Data]
     about: str
 
 
@@ -127,6 +129,39 @@ DATASETS: dict[str, Source] = {
 }
 
 
+def dataset(name: str, about: str = "") -> Callable[[Read], Read]:
+    """Register a function that returns a `Data` as a data set that `load` and experiments know by name.
+
+    >>> @dataset("coin", about="an example")
+    ... def coin(tosses: int = 4) -> Data:
+    ...     inputs = torch.zeros(tosses, 1)
+    ...     return Data("coin", (inputs, torch.arange(tosses) % 2), None, classes=2)
+    >>> load("coin", tosses=6).train[1]
+    tensor([0, 1, 0, 1, 0, 1])
+    >>> DATASETS.pop("coin").about
+    'an example'
+    """
+
+    def register(read: Read) -> Read:
+        known = DATASETS.get(name)
+        if known and getattr(known.function, "__qualname__", None) != read.__qualname__:
+            raise InvalidInput(f"there is a data set {name!r} already: choose another name")
+        DATASETS[name] = Source("", read, about)
+        return read
+
+    return register
+
+
+def reader(name: str) -> Callable[..., Data]:
+    """The function that reads a data set; its parameters are the options."""
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    source = DATASETS[name]
+    if callable(source.function):
+        return source.function
+    return getattr(import_module(f"undrift.data.{source.module}"), source.function)
+
+
 def load(name: str, **options: Any) -> Data:
     """Read a data set; its files are found, checked and, where they have a home on the web, downloaded.
 
@@ -138,17 +173,19 @@ def load(name: str, **options: Any) -> Data:
     >>> data.prepare(data.train[0][:2]).dtype
     torch.float32
     """
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    source = DATASETS[name]
-    read = getattr(import_module(f"undrift.data.{source.module}"), source.function)
-    allowed = signature(read).parameters
+    read = reader(name)
+    check_options(name, options)
+    return read(**options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Refuse an option that a data set's reader does not have."""
+    allowed = signature(reader(name)).parameters
     for option in options:
         if option not in allowed:
             if not allowed:
                 raise InvalidInput(f"{name} has no options, got {option!r}: leave it out")
             raise unknown(f"option of {name}:", option, allowed)
-    return read(**options)
 
 
 def _check_pair(name: str, part: str, pair: tuple[Tensor, Tensor], classes: int | None) -> None:

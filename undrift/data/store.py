@@ -1,7 +1,8 @@
 """Files of data sets: where they are looked for, how they are checked, and how they get here.
 
 A file of data set d is looked for in $UNDRIFT_DATA/d, in $UNDRIFT_DATA and in the user's cache, in this order; if it is in
-none of them and has a home on the web it is downloaded to the cache.  Nothing is ever loaded with pickle.
+none of them and has a home on the web it is downloaded to the cache, unless $UNDRIFT_OFFLINE is set.  Nothing is ever
+loaded with pickle.
 """
 
 import gzip
@@ -81,6 +82,8 @@ def find(
         raise _missing(dataset, file, sha256, md5, home)
     target = folders(dataset)[-1] / file
     try:
+        if os.environ.get("UNDRIFT_OFFLINE"):
+            raise OSError("UNDRIFT_OFFLINE is set")
         _download(url, target, sha256=sha256, md5=md5)
     except (OSError, HTTPException) as error:
         reason = f"its home is {url}, where getting it failed ({error})"

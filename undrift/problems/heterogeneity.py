@@ -1,6 +1,6 @@
 """How much clients differ: figures and a picture."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,17 @@ def measured(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
     divergence = np.abs(shares - whole / whole.sum()).sum(1).mean() / 2
     held = (counts > 0).sum(1).mean()
     return Heterogeneity(smallest, median, largest, len(whole), float(held), float(divergence))
+
+
+def summary(parts: Parts, labels: np.ndarray | None) -> dict[str, Any]:
+    """What a picture needs, as JSON holds it: sizes, and the shares of labels of (at most a hundred) clients."""
+    some = np.unique(np.linspace(0, parts.N - 1, min(parts.N, LOOKED_AT)).astype(int))
+    shares = None
+    if labels is not None:
+        counts, _ = _histograms(parts, labels, SHOWN)
+        shares = (counts / counts.sum(1, keepdims=True)).round(4).tolist()
+    figures = asdict(measured(parts, labels))
+    return {"heterogeneity": figures, "sizes": parts.sizes[some].tolist(), "label_shares": shares}
 
 
 def picture(parts: Parts, labels: np.ndarray | None) -> Any:

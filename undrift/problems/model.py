@@ -19,7 +19,7 @@ from undrift.errors import InvalidInput, unknown
 from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
 from undrift.problems.flat import FlatModel
-from undrift.problems.heterogeneity import Heterogeneity, measured, picture
+from undrift.problems.heterogeneity import Heterogeneity, measured, picture, summary
 from undrift.problems.weights import client_weights
 
 EVALUATION_BATCH = 2048
@@ -315,6 +315,11 @@ class ModelProblem:
         """Print what the federation is made of."""
         samples = f"{len(self._held[0]):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
         print(f"{self.N:,} clients, {samples}\n{self.heterogeneity()}")
+
+    def summary(self) -> dict[str, Any]:
+        """What the federation is made of, as JSON holds it."""
+        about = {"clients": self.N, "samples": len(self._held[0]), "inputs": list(self.X.shape[1:])}
+        return about | {"parameters": self.x0.numel()} | summary(self.parts, _labels(self.Y))
 
     def plot(self) -> Any:
         """A matplotlib figure: the labels of each client, and the sizes."""

@@ -1,0 +1,88 @@
+"""A process that begets runs and kills them: imports once, so that fifty kills take seconds.
+
+    python -m tests.nursery FOLDER METHOD KILLS SEED
+
+runs METHOD in FOLDER/0, killing it at random moments and going on with it, until it is finished; then in FOLDER/1, and so
+on until there have been KILLS kills.  Prints how many there were, and at which rounds runs began again.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import undrift as ud
+from undrift.record.recorded import Settings, played, recorded
+
+ROUNDS = 40
+
+
+def settings(method: str) -> Settings:
+    """A run of a second or so; the model is small, the states are real."""
+    torch.manual_seed(0)
+    X, Y = torch.randn(400, 20), torch.arange(400) % 4
+    problem = ud.federate(
+        (X, Y),
+        model=torch.nn.Linear(20, 4),
+        loss=torch.nn.functional.cross_entropy,
+        clients=ud.Dirichlet(40, alpha=0.2),
+    )
+    hyper = {"fedadam": {"eta": 0.1}}.get(method, {})
+    return Settings(
+        ud.method(method, **hyper),
+        problem,
+        ROUNDS,
+        ud.Uniform(5),
+        ud.Local(steps=2, batch=4, lr=0.05),
+        checkpoint_every=7,
+        engine="batched",
+    )
+
+
+def child(folder: Path, method: str) -> int:
+    """A forked process that carries out the run; the number of a process that can be killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            first = None
+            for r in recorded(folder, settings(method)):
+                if first is None:
+                    first = r.round
+                    with (folder / "begun").open("a") as file:
+                        file.write(f"{first}\n")
+            os._exit(0)
+        except BaseException as error:  # a forked process must never return
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+    return pid
+
+
+def main() -> None:
+    folder, method, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    next(played(settings(method)))  # what torch imports at the first round is imported here, once
+    dice, killed, number = random.Random(seed), 0, 0
+    while killed < kills:
+        run, number, finished = folder / str(number), number + 1, False
+        run.mkdir(parents=True)
+        while not finished:
+            pid = child(run, method)
+            if killed < kills:
+                time.sleep(dice.uniform(0.02, 0.25))
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            finished = os.WIFEXITED(status)
+            if finished and os.WEXITSTATUS(status) != 0:
+                sys.exit("a run failed")
+            killed += not finished
+    begun = [int(line) for path in folder.glob("*/begun") for line in path.read_text().split()]
+    print(json.dumps({"killed": killed, "begun": begun}))
+
+
+if __name__ == "__main__":
+    main()

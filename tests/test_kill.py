@@ -1,0 +1,56 @@
+"""Killed at any moment, a run goes on to the same bits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.nursery import settings
+from undrift.record.recorded import recorded
+
+KILLS = 9  # of every method: 54 in all
+METHODS = {
+    "fedavg": "nothing",
+    "scaffold": "a control variate a client",
+    "fedhbm": "an anchor a client",
+    "ghbm": "a history of models on the server",
+    "fedadam": "an optimiser's state on the server",
+    "scaffold-m-vr": "two vectors a client",
+}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    names = ("metrics.jsonl", "model.safetensors", "best.safetensors", "result.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    seed = list(METHODS).index(method)
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.nursery",
+            str(tmp_path / "killed"),
+            method,
+            str(KILLS),
+            str(seed),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    report = json.loads(told.stdout)
+    assert report["killed"] == KILLS
+    assert len(set(report["begun"])) > 1, "it must have gone on from checkpoints"
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for _ in recorded(whole, settings(method)):
+        pass
+    for run in (tmp_path / "killed").iterdir():
+        assert content(run) == content(whole)
+    assert len((whole / "times.jsonl").read_text().splitlines()) == settings(method).rounds

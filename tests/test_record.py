@@ -1,0 +1,348 @@
+"""What stays of a run: the same bytes again, nothing lost, nothing overwritten, faults said."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import undrift as ud
+from tests.nursery import ROUNDS, settings
+from undrift.core import record
+from undrift.record.checkpoint import Checkpoints, Unusable
+from undrift.record.files import Lines, holds, lock, read_lines, write_aside
+from undrift.record.recorded import Settings, recorded
+from undrift.record.tree import kinds_of, put_together, taken_apart
+from undrift.run import State
+from undrift.states import ClientStates
+
+
+def finished(folder: Path, method: str = "scaffold") -> Path:
+    folder.mkdir(exist_ok=True)
+    for _ in recorded(folder, settings(method)):
+        pass
+    return folder
+
+
+def stopped_after(folder: Path, rounds: int, method: str = "scaffold") -> Path:
+    """A run whose reader went away after so many rounds."""
+    folder.mkdir(exist_ok=True)
+    playing = recorded(folder, settings(method))
+    assert len(list(islice(playing, rounds))) == rounds
+    playing.close()  # pyright: ignore[reportAttributeAccessIssue]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("whole"))
+
+
+def same(folder: Path, whole: Path) -> bool:
+    names = ("metrics.jsonl", "model.safetensors", "best.safetensors", "result.json")
+    return all((folder / name).read_bytes() == (whole / name).read_bytes() for name in names)
+
+
+def test_the_figures_are_the_same_bytes_again(whole: Path, tmp_path: Path) -> None:
+    assert same(finished(tmp_path / "again"), whole)
+    lines = list(read_lines(whole / "metrics.jsonl"))
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+
+
+def test_the_record_is_that_of_ud_run(whole: Path) -> None:
+    s = settings("scaffold")
+    result = ud.run(
+        s.algorithm,
+        s.problem,
+        rounds=s.rounds,
+        participation=s.participation,
+        local=s.local,
+        engine="batched",
+    )
+    model = load_file(whole / "model.safetensors")
+    for name, value in result.model().state_dict().items():
+        assert torch.equal(model[name], value)
+    assert result.best is not None
+    about = json.loads((whole / "result.json").read_text())["best"]
+    assert (about["round"], about["value"]) == (result.best.round, result.best.value)
+    lines = list(read_lines(whole / "metrics.jsonl"))
+    assert [line["accuracy"] for line in lines] == [r.metrics["accuracy"] for r in result.history]
+    assert [line["bytes_up"] for line in lines] == [r.bytes_up for r in result.history]
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 7, 8, ROUNDS - 1, ROUNDS])
+def test_a_run_whose_reader_goes_away_goes_on(rounds: int, whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", rounds)
+    assert not (folder / "result.json").exists()
+    assert Checkpoints(folder / "checkpoints").rounds()[0] == rounds  # the last whole round is kept
+    assert same(finished(folder), whole)
+
+
+def test_two_checkpoints_are_kept_and_what_they_need(whole: Path) -> None:
+    folder = whole / "checkpoints"
+    rounds = Checkpoints(folder).rounds()
+    assert rounds == [40, 35]
+    needed = {
+        f["name"]
+        for r in rounds
+        for f in json.loads((folder / f"{r:08d}.json").read_text())["clients"]
+    }
+    there = {path.name for path in folder.iterdir()}
+    assert there == needed | {f"{r:08d}.{kind}" for r in rounds for kind in ("json", "safetensors")}
+
+
+def damage_cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage_flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 4
+    path.write_bytes(content)
+
+
+def damage_gone(path: Path) -> None:
+    path.unlink()
+
+
+def damage_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_gone, damage_empty])
+@pytest.mark.parametrize(
+    "which", ["00000020.safetensors", "00000020.json", "clients-00000020-0.safetensors"]
+)
+def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
+    damage: Callable[[Path], None],
+    which: str,
+    whole: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    damage(folder / "checkpoints" / which)
+    playing = recorded(folder, settings("scaffold"))
+    first = next(iter(playing))
+    assert first.round == 15  # there is one of round 14
+    if not (which.endswith("json") and damage is damage_gone):
+        assert "the checkpoint of round 20 cannot be used" in caplog.text
+    for _ in playing:
+        pass
+    assert same(folder, whole)
+
+
+def test_with_no_usable_checkpoint_a_run_begins_anew(whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    for path in (folder / "checkpoints").glob("0*.json"):
+        damage_flip(path)
+    playing = recorded(folder, settings("scaffold"))
+    assert next(iter(playing)).round == 1
+    for _ in playing:
+        pass
+    assert same(folder, whole)
+
+
+def test_lines_that_were_lost_are_recorded_again(whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")
+    (folder / "metrics.jsonl").write_bytes(
+        b"\n".join(lines[:15]) + b"\n"
+    )  # a disk that lost the end
+    assert same(finished(folder), whole)
+
+
+def test_a_checkpoint_of_another_method_is_not_used(tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20, "scaffold")
+    fresh = settings("fedhbm")
+    x = fresh.problem.x0
+    state = State(0, fresh.algorithm.server(x), ClientStates(fresh.algorithm.client(x)))
+    with pytest.raises(Unusable):
+        Checkpoints(folder / "checkpoints").read(20, state)
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from tests.nursery import settings
+from undrift.record.recorded import recorded
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+try:
+    for r in recorded(folder, settings("scaffold")):
+        if r.round == 20:  # from here on no file may grow beyond what its lines are now
+            size = (folder / "metrics.jsonl").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 300, size + 300))
+except OSError as error:
+    sys.exit(f"{error.errno} at {r.round}")
+"""
+
+
+def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    told = subprocess.run(
+        [sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith(str(errno.EFBIG)) or told.stderr.startswith(str(errno.ENOSPC))
+    assert not list((folder / "checkpoints").glob(".*")), "nothing half-written stays"
+    assert same(finished(folder), whole)
+
+
+def test_a_run_that_diverges_is_recorded_as_far_as_it_went(tmp_path: Path) -> None:
+    s = settings("fedavg")
+    wild = Settings(
+        s.algorithm,
+        s.problem,
+        40,
+        s.participation,
+        ud.Local(steps=5, lr=1e30, weight_decay=1.0),
+        engine="batched",
+    )
+    assert len(list(recorded(tmp_path, wild))) < 40
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["rounds"] < 40 and "finite" in result["stopped"]
+
+
+def test_one_directory_one_process(tmp_path: Path) -> None:
+    held = lock(tmp_path)
+    with pytest.raises(ud.InvalidInput, match="in use by another process"):
+        lock(tmp_path)
+    held.release()
+    lock(tmp_path).release()
+
+
+def test_a_file_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_aside(path, b"old")
+
+    def no_room(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space"):
+        write_aside(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_can_be_cut_back(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "x.jsonl")
+    lines.add({"a": 1})
+    mark = lines.mark()
+    lines.add({"a": 2})
+    lines.close()
+    assert holds(tmp_path / "x.jsonl", mark)
+    again = Lines(tmp_path / "x.jsonl", mark["bytes"], mark["crc32"])
+    again.add({"a": 3})
+    again.close()
+    with (tmp_path / "x.jsonl").open("ab") as file:
+        file.write(b'{"a": 4')  # being written when the process was killed
+    assert [line["a"] for line in read_lines(tmp_path / "x.jsonl")] == [1, 3]
+    assert not holds(tmp_path / "x.jsonl", {"bytes": mark["bytes"], "crc32": 1})
+
+
+# records as tensors and JSON
+
+
+@record
+class Leaf:
+    x: torch.Tensor
+    name: str | None
+
+
+@record
+class Node:
+    parts: tuple[Leaf, ...]
+    count: int
+
+
+plain_values = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
+leaves = st.builds(lambda n, s: Leaf(torch.arange(n), s), st.integers(0, 4), st.none() | st.text())
+trees = st.recursive(
+    plain_values | leaves,
+    lambda inner: (
+        st.lists(inner).map(tuple)
+        | st.builds(lambda parts, n: Node(tuple(parts), n), st.lists(leaves), st.integers())
+    ),
+)
+
+
+@given(trees)
+def test_records_come_back_as_they_were(tree: object) -> None:
+    found: dict[str, torch.Tensor] = {}
+    shape = json.loads(json.dumps(taken_apart(tree, found, "t")))
+    kinds = kinds_of([Node((), 0), Leaf(torch.zeros(1), None)])
+    back = put_together(shape, found, kinds)
+    other: dict[str, torch.Tensor] = {}
+    assert taken_apart(back, other, "t") == taken_apart(tree, {}, "t")
+    assert found.keys() == other.keys() and all(torch.equal(found[k], other[k]) for k in found)
+
+
+def test_a_record_holds_no_code() -> None:
+    with pytest.raises(TypeError, match="plain values"):
+        taken_apart((print,), {}, "t")
+
+
+# states larger than memory
+
+
+def test_states_beyond_their_budget_lie_in_a_file_and_are_the_same(tmp_path: Path) -> None:
+    small = settings("scaffold")
+    a_client = small.problem.x0.numel() * 4
+    tight = Settings(**{**vars(small), "state_memory": 3 * a_client})
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    states = None
+    for r in recorded(tmp_path / "a", tight):
+        states = r.state.clients
+    for r in recorded(tmp_path / "b", small):
+        assert not r.state.clients.mapped
+    assert states is not None and states.mapped
+    assert same(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
+    """A gigabyte of states under a limit of memory that could not hold it."""
+    code = """
+import resource, sys, torch
+from pathlib import Path
+from undrift.core import record
+from undrift.states import ClientStates
+@record
+class C:
+    c: torch.Tensor
+states = ClientStates(C(torch.zeros(250_000)), budget=10**7, folder=Path(sys.argv[1]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+resource.setrlimit(resource.RLIMIT_DATA, (600 * 2**20, 600 * 2**20))
+for first in range(0, 1000, 10):
+    rows = torch.full((10, 250_000), float(first))
+    states.scatter(range(first, first + 10), C(rows))
+assert states.mapped and float(states.gather([995]).c[0, 7]) == 990.0 and float(states.gather([2000]).c.sum()) == 0
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_a_disk_too_small_for_states_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    states = ClientStates(Leaf(torch.zeros(4), None), budget=1, folder=tmp_path)
+    with pytest.raises(ud.InvalidInput, match="on disk in .*No space left"):
+        states.scatter([0, 1], Leaf(torch.zeros(2, 4), None))

@@ -1,0 +1,5 @@
+"""`python -m undrift.cli`"""
+
+from undrift.cli import main
+
+main()

@@ -1,0 +1,240 @@
+"""Options of commands that describe an experiment in words, and the experiment they describe."""
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from undrift.errors import InvalidInput, unknown
+from undrift.experiment import Experiment, with_settings
+from undrift.experiment.toml import described, value_of
+from undrift.hyper import METHODS
+
+FEDERATION, WORK, RECORD = "Federation", "Work", "Recording"
+
+# The types of options, with their help: `Data | None` in a command is an option that may be left out.
+Data = Annotated[
+    str | None, Option("--data", help="A data set: undrift list data", rich_help_panel=FEDERATION)
+]
+Clients = Annotated[int | None, Option("--clients", help="How many", rich_help_panel=FEDERATION)]
+Dirichlet = Annotated[
+    float | None,
+    Option(
+        "--dirichlet",
+        metavar="ALPHA",
+        help="Label mixtures drawn from Dirichlet(ALPHA); 0: one class a client",
+        rich_help_panel=FEDERATION,
+    ),
+]
+Iid = Annotated[bool, Option("--iid", help="Clients alike", rich_help_panel=FEDERATION)]
+Shards = Annotated[
+    int | None,
+    Option(
+        "--shards",
+        metavar="EACH",
+        help="EACH label-sorted shards a client",
+        rich_help_panel=FEDERATION,
+    ),
+]
+Natural = Annotated[
+    bool, Option("--natural", help="The clients that the data name", rich_help_panel=FEDERATION)
+]
+Weights = Annotated[
+    str | None,
+    Option("--weights", help="Of clients: uniform or samples", rich_help_panel=FEDERATION),
+]
+ModelName = Annotated[
+    str | None, Option("--model", help="A model: undrift list models", rich_help_panel=FEDERATION)
+]
+PerRound = Annotated[
+    int | None, Option("--per-round", help="Clients a round, drawn uniformly", rich_help_panel=WORK)
+]
+Everyone = Annotated[
+    bool, Option("--everyone", help="All clients every round", rich_help_panel=WORK)
+]
+Rounds = Annotated[
+    int | None, Option("--rounds", help="Rounds of communication", rich_help_panel=WORK)
+]
+Seeds = Annotated[int | None, Option("--seeds", help="How many repetitions", rich_help_panel=WORK)]
+Steps = Annotated[int | None, Option("--steps", help="Local steps a visit", rich_help_panel=WORK)]
+Epochs = Annotated[
+    int | None, Option("--epochs", help="Local epochs a visit", rich_help_panel=WORK)
+]
+Batch = Annotated[
+    int | None, Option("--batch", help="Samples in a minibatch", rich_help_panel=WORK)
+]
+Lr = Annotated[float | None, Option("--lr", help="Local step size", rich_help_panel=WORK)]
+Target = Annotated[
+    float | None,
+    Option("--target", help="A quality whose price the report tells", rich_help_panel=RECORD),
+]
+Baseline = Annotated[
+    str | None, Option("--baseline", help="The method to compare with", rich_help_panel=RECORD)
+]
+Set = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set anything of the experiment, e.g. --set local.clip=1",
+        rich_help_panel=RECORD,
+    ),
+]
+Use = Annotated[
+    list[Path] | None,
+    Option(
+        "--use", help="A Python file that registers methods, data or models", rich_help_panel=RECORD
+    ),
+]
+Log = Annotated[
+    list[str] | None, Option("--log", help="tensorboard, wandb or mlflow", rich_help_panel=RECORD)
+]
+Out = Annotated[Path | None, Option("--out", help="The directory to make", rich_help_panel=RECORD)]
+Jobs = Annotated[
+    int | None,
+    Option(
+        "--jobs", min=1, help="Runs at a time, as many as cores by default", rich_help_panel=RECORD
+    ),
+]
+Dry = Annotated[
+    bool,
+    Option(
+        "--dry",
+        help="Show the experiment, its bytes and time; start nothing",
+        rich_help_panel=RECORD,
+    ),
+]
+Quiet = Annotated[
+    bool, Option("-q", "--quiet", help="Say nothing but errors", rich_help_panel=RECORD)
+]
+Verbose = Annotated[bool, Option("-v", "--verbose", help="Say more", rich_help_panel=RECORD)]
+
+
+@dataclass(frozen=True)
+class Words:
+    """What was given on the command line of the options above that describe an experiment."""
+
+    data: str | None = None
+    clients: int | None = None
+    dirichlet: float | None = None
+    iid: bool = False
+    shards: int | None = None
+    natural: bool = False
+    weights: str | None = None
+    model: str | None = None
+    per_round: int | None = None
+    everyone: bool = False
+    rounds: int | None = None
+    seeds: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    lr: float | None = None
+    target: float | None = None
+    baseline: str | None = None
+    settings: tuple[str, ...] = ()
+    use: tuple[Path, ...] = ()
+    log: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Words":
+        """From the arguments of a command, by name; lists may be absent."""
+        known: dict[str, Any] = {
+            f.name: given[f.name] for f in fields(cls) if given.get(f.name) is not None
+        }
+        for name in ("settings", "use", "log"):
+            known[name] = tuple(known.get(name, ()))
+        return cls(**known)
+
+
+def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
+    """The experiment that methods and options describe.
+
+    >>> e = experiment_of(["fedavg", "scaffold-m:beta=0.1,lr=0.5"], Words(clients=20), "example")
+    >>> e.labels, e.local_of("scaffold-m beta=0.1 lr=0.5").lr, e.clients.number
+    (['fedavg', 'scaffold-m beta=0.1 lr=0.5'], 0.5, 20)
+    """
+    from undrift.experiment.parts import registered
+
+    registered([str(path) for path in words.use])
+    described_as: dict[str, Any] = {
+        "name": name,
+        "use": [str(path.resolve()) for path in words.use],
+        "data": {"name": words.data or "digits"},
+        "clients": _clients(words),
+        "participation": _participation(words),
+        "local": _given(steps=words.steps, epochs=words.epochs, batch=words.batch, lr=words.lr),
+        "algorithms": dict(_method(text) for text in methods),
+        "log": list(words.log),
+        **_given(
+            rounds=words.rounds, seeds=words.seeds, target=words.target, baseline=words.baseline
+        ),
+        **_given(model=words.model and {"name": words.model}),
+    }
+    return with_settings(described(described_as), words.settings)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _clients(words: Words) -> dict[str, Any]:
+    ways = {
+        "--dirichlet": words.dirichlet is not None,
+        "--iid": words.iid,
+        "--shards": words.shards is not None,
+        "--natural": words.natural,
+    }
+    chosen = [option for option, is_given in ways.items() if is_given]
+    if len(chosen) > 1:
+        raise InvalidInput(f"{' and '.join(chosen)} are different partitions: give one of them")
+    number = words.clients or 100
+    partition: dict[str, Any]
+    if words.natural:
+        if words.clients:
+            raise InvalidInput(
+                "--natural takes the clients that the data name: leave out --clients"
+            )
+        partition = {"partition": "natural"}
+    elif words.iid:
+        partition = {"partition": "iid", "number": number}
+    elif words.shards is not None:
+        partition = {"partition": "shards", "number": number, "each": words.shards}
+    else:
+        alpha = 0.2 if words.dirichlet is None else words.dirichlet
+        partition = {"partition": "dirichlet", "number": number, "alpha": alpha}
+    return partition | _given(weights=words.weights)
+
+
+def _participation(words: Words) -> dict[str, Any]:
+    if words.everyone and words.per_round:
+        raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
+    if words.everyone:
+        return {"scheme": "everyone"}
+    few = words.clients is not None and words.clients < 10
+    return {"scheme": "uniform", "per_round": words.per_round or (words.clients if few else 10)}
+
+
+def _method(text: str) -> tuple[str, dict[str, Any]]:
+    """A label and a method from "scaffold-m:beta=0.1,lr=0.5"; lr is the local step size."""
+    name, _, rest = text.partition(":")
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    words: dict[str, Any] = {"name": name}
+    for part in filter(None, rest.split(",")):
+        key, sign, value = part.partition("=")
+        if not sign:
+            raise InvalidInput(f"{text!r}: a method's parameters are written name:beta=0.1,lr=0.5")
+        if key in ("lr", "steps", "epochs", "batch", "momentum", "weight_decay", "clip"):
+            words.setdefault("local", {})[key] = value_of(value)
+        else:
+            words[key] = value_of(value)
+    label = " ".join([name, *filter(None, rest.split(","))])
+    return label, words
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,220 @@
+"""undrift run, compare, resume."""
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from undrift.cli import options as o
+from undrift.cli.progress import shown
+from undrift.errors import InvalidInput
+from undrift.experiment import Experiment, read
+from undrift.experiment.federation import federation
+from undrift.experiment.toml import as_toml
+from undrift.record.directory import RunDirectory, opened
+from undrift.record.recorded import played
+from undrift.record.running import carried_out, extended, members, prepared, settings_of
+
+
+def run(
+    file: Annotated[
+        Path, typer.Argument(help="An experiment: TOML, or Python that sets `experiment`")
+    ],
+    settings: o.Set = None,
+    out: o.Out = None,
+    jobs: o.Jobs = None,
+    dry: o.Dry = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Carry out an experiment file.
+
+    Example: undrift run experiment.toml --set algorithm.beta=0.1 --out runs/beta0.1
+    """
+    experiment = read(file, settings or ())
+    _carry_out(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
+
+
+def compare(
+    methods: Annotated[
+        list[str],
+        typer.Argument(help="Methods, with parameters if you like: scaffold-m:beta=0.1,lr=0.5"),
+    ],
+    data: o.Data = None,
+    clients: o.Clients = None,
+    dirichlet: o.Dirichlet = None,
+    iid: o.Iid = False,
+    shards: o.Shards = None,
+    natural: o.Natural = False,
+    weights: o.Weights = None,
+    model: o.ModelName = None,
+    per_round: o.PerRound = None,
+    everyone: o.Everyone = False,
+    rounds: o.Rounds = None,
+    seeds: o.Seeds = None,
+    steps: o.Steps = None,
+    epochs: o.Epochs = None,
+    batch: o.Batch = None,
+    lr: o.Lr = None,
+    target: o.Target = None,
+    baseline: o.Baseline = None,
+    settings: o.Set = None,
+    use: o.Use = None,
+    log: o.Log = None,
+    out: o.Out = None,
+    jobs: o.Jobs = None,
+    dry: o.Dry = False,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Run methods on the same federation and report which is best, and at what cost in bytes.
+
+    Example: undrift compare fedavg scaffold-m fedhbm --data mnist --dirichlet 0.2 --rounds 200 --seeds 3
+    """
+    words = o.Words.of(locals())
+    name = f"compare-{words.data or 'digits'}"
+    experiment = o.experiment_of(methods, words, name)
+    _carry_out(experiment, name, out, jobs, dry, quiet, verbose)
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(help="What `undrift run` or `compare` made")],
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="Go on to so many rounds in all")
+    ] = None,
+    jobs: o.Jobs = None,
+    quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Go on with a run that was interrupted, as if it had not been; or with one that is done, for longer.
+
+    Example: undrift resume runs/compare-digits
+    """
+    _talkative(verbose)
+    made = opened(directory)
+    if rounds is not None:
+        made = extended(made, rounds)
+    if not quiet and all(RunDirectory(path).result() for path in members(made)):
+        print(f"{directory} is finished; --rounds N goes on for longer")
+        return
+    _finish(made, jobs, quiet)
+
+
+def _carry_out(
+    experiment: Experiment,
+    name: str,
+    out: Path | None,
+    jobs: int | None,
+    dry: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    _talkative(verbose)
+    experiment = _with_threads(experiment, jobs)
+    if dry:
+        return _dry(experiment)
+    if out is None:
+        out = _free(Path("runs") / name)
+    _finish(prepared(experiment, out), jobs, quiet)
+
+
+def _finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
+    """Do the work, show it, report on it."""
+    path = directory.path
+    experiment = directory.experiment()
+    failed: dict[str, str] = {}
+    at_a_time = _jobs(experiment, jobs)
+    try:
+        failed = shown(carried_out(directory, at_a_time), experiment, path, quiet)
+    except KeyboardInterrupt:
+        print(f"\nundrift: interrupted; `undrift resume {path}` goes on", file=sys.stderr)
+        raise
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror or error}; what was recorded is kept, `undrift resume {path}` goes on when that is mended",
+            error.filename,
+        ) from error
+    if failed:
+        first, reason = next(iter(failed.items()))
+        raise InvalidInput(
+            f"{len(failed)} of {len(members(directory))} runs failed; {first}: {reason}; "
+            f"`undrift resume {path}` tries again"
+        )
+    from undrift.report import summary, write_report  # slow to import, and not needed before
+
+    page = write_report([path], path)
+    if not quiet:
+        Console(width=None if sys.stdout.isatty() else 120).print(summary([path]).table())
+        print(f"report: {page}")
+
+
+def _talkative(verbose: bool) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")
+    logging.getLogger("undrift").setLevel(level)
+
+
+def _free(path: Path) -> Path:
+    """This path, or the first with a number behind it that is not there yet."""
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
+
+
+def _jobs(experiment: Experiment, jobs: int | None) -> int:
+    return min(jobs or o.cores(), len(experiment.runs()))
+
+
+def _with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
+    """Sums depend on the number of threads in their last bits, so it is part of the experiment."""
+    if experiment.threads is not None:
+        return experiment
+    threads = max(1, o.cores() // _jobs(experiment, jobs))
+    return experiment.model_copy(update={"threads": threads})
+
+
+def _dry(experiment: Experiment) -> None:
+    """What would be done: shown, and tried for a round or two in memory."""
+    print(as_toml(experiment))
+    torch.set_num_threads(experiment.threads or 1)
+    total = 0.0
+    for label in experiment.labels:
+        one = experiment.single(label, experiment.seeds[0])
+        settings = settings_of(one, federation(one, one.seeds[0]))
+        settings = replace(settings, rounds=max(2, settings.rounds))
+        if label == experiment.labels[0]:
+            print(f"# {settings.problem.x0.numel():,} parameters, {settings.problem.N:,} clients")
+        playing = played(settings)
+        next(playing)  # the first round is slower than those after it
+        began = perf_counter()
+        r = next(playing, None)
+        a_round, sent = perf_counter() - began, 0 if r is None else r.bytes_down + r.bytes_up
+        total += a_round * experiment.rounds * len(experiment.seeds)
+        print(f"# {label}: {_amount(sent)} and {a_round * 1000:.0f} ms a round")
+    at_a_time = _jobs(experiment, None)
+    print(
+        f"# {len(experiment.runs())} runs, about {_duration(total / at_a_time)}; nothing was started"
+    )
+
+
+def _amount(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,55 @@
+"""From an experiment's description to a problem that engines can run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from undrift.experiment.description import Experiment
+from undrift.experiment.parts import clients_of, loaded, loss_of, model_maker, told_by
+from undrift.problems.model import ModelProblem, federate
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The problem of one seed, and the checksums of the files it was read from."""
+
+    problem: ModelProblem
+    checksums: dict[str, str]
+
+
+def federation(experiment: Experiment, seed: int) -> Federation:
+    """The clients, data and initial model that every method of a seed meets.
+
+    >>> e = Experiment(algorithm={"name": "fedavg"})
+    >>> federation(e, seed=0).problem.N
+    100
+    """
+    section, model = experiment.clients, experiment.model
+    options = tuple(sorted(experiment.data.parameters.items()))
+    data = loaded(experiment.data.name, options)
+    net = _initialised(
+        model_maker(model.name, model.parameters), told_by(data), _own(model.seed, seed)
+    )
+    problem = federate(
+        data,
+        model=net,
+        loss=loss_of(data),
+        clients=clients_of(section.partition, section.number, section.parameters),
+        weights=section.weights,
+        figures=experiment.evaluation.figures,
+        test_samples=experiment.evaluation.test_samples,
+        seed=_own(section.seed, seed),
+    )
+    return Federation(problem, data.checksums)
+
+
+def _own(given: int | None, seed: int) -> int:
+    return seed if given is None else given
+
+
+def _initialised(make: Any, told: dict[str, int], seed: int) -> torch.nn.Module:
+    """A model with weights from a seed, torch's own randomness left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(told)

@@ -1,0 +1,262 @@
+"""Checkpoints: everything a run needs to go on with the same bits.
+
+    checkpoints/00000020.json             what the checkpoint is made of; written last, so if it is there the rest is
+    checkpoints/00000020.safetensors      the server's state and the best model
+    checkpoints/clients-00000020-0.safetensors   the states of the clients that changed since the checkpoint before
+
+A checkpoint names the client files it needs, oldest first; a later row of a client replaces an earlier one.  So the cost
+of a checkpoint grows with the clients that took part, not with those that have been seen.  When old rows are most of what
+is stored, all states are written anew.  The last two checkpoints are kept.  Files are written by a thread beside the run.
+"""
+
+import json
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from undrift.core import rebuild, tensors
+from undrift.errors import InvalidInput
+from undrift.record.files import alone, write_aside
+from undrift.record.tree import kinds_of, put_together, taken_apart
+from undrift.run import Best, State
+from undrift.states import ClientStates
+
+log = logging.getLogger("undrift")
+
+KEPT = 2
+CLIENTS_A_FILE = (
+    64 * 2**20
+)  # bytes of rows in one file, so that writing and reading stay within memory
+FORMAT = 1
+
+
+class Unusable(Exception):
+    """A checkpoint that is cut short, damaged or of something else."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds."""
+
+    state: State
+    best: Best | None
+    marks: dict[str, dict[str, int]]  # how much had been recorded, by file
+
+
+@dataclass(frozen=True)
+class _ClientFile:
+    name: str
+    clients: int
+    bytes: int
+    crc32: int
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        self._files: list[_ClientFile] = []
+
+    # writing
+
+    def save(
+        self, state: State, best: Best | None, marks: dict[str, dict[str, int]], wait: bool = False
+    ) -> bool:
+        """Write a checkpoint; left out if the one before is still being written, unless `wait`."""
+        if self._pending is not None and not self._pending.done() and not wait:
+            return False
+        self.finish()
+        self.folder.mkdir(exist_ok=True)
+        self._pending = self._writer.submit(self._prepared(state, best, marks))
+        if wait:
+            self.finish()
+        return True
+
+    def finish(self) -> None:
+        """Wait for what is being written; an error there is raised here."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        self._writer.shutdown()
+
+    def _prepared(
+        self, state: State, best: Best | None, marks: dict[str, dict[str, int]]
+    ) -> Callable[[], None]:
+        """All that must not change while it is written, and what writes it."""
+        found: dict[str, Tensor] = {}
+        shape = taken_apart(state.server, found, "server")
+        about_best = None
+        if best is not None:
+            found["best.x"] = best.x
+            about_best = {"round": best.round, "value": best.value}
+        name = f"{state.round:08d}"
+        changed = state.clients.changed()
+        batches = []
+        if sum(f.clients for f in self._files) + len(changed) > 2 * len(state.clients) + 100:
+            # most of what is stored is old: all states anew, and now, since they may be larger than memory
+            rows = (
+                _batch(state.clients, ids) for ids in _batches(state.clients, state.clients.seen())
+            )
+            self._files = [self._write_clients(f"{name}-all-{j}", r) for j, r in enumerate(rows)]
+        else:
+            batches = [_batch(state.clients, ids) for ids in _batches(state.clients, changed)]
+        record = {
+            "format": FORMAT,
+            "round": state.round,
+            "server": shape,
+            "best": about_best,
+            "recorded": marks,
+        }
+        earlier = list(self._files)
+
+        def write() -> None:
+            files = list(earlier)
+            files += [self._write_clients(f"{name}-{j}", rows) for j, rows in enumerate(batches)]
+            size, crc = self._write(f"{name}.safetensors", {k: alone(v) for k, v in found.items()})
+            whole = {**record, "bytes": size, "crc32": crc, "clients": [vars(f) for f in files]}
+            content = json.dumps(whole, sort_keys=True).encode()
+            signed = json.dumps({**whole, "check": zlib.crc32(content)}, sort_keys=True)
+            write_aside(self.folder / f"{name}.json", signed.encode())
+            self._files = files
+            self._forget_old()
+
+        return write
+
+    def _write_clients(self, name: str, rows: dict[str, Tensor]) -> _ClientFile:
+        file = f"clients-{name}.safetensors"
+        return _ClientFile(file, len(rows["clients"]), *self._write(file, rows))
+
+    def _write(self, name: str, content: dict[str, Tensor]) -> tuple[int, int]:
+        data = save(content)
+        write_aside(self.folder / name, data)
+        return len(data), zlib.crc32(data)
+
+    def _forget_old(self) -> None:
+        """Keep the last two checkpoints and what they need."""
+        numbers = sorted(self.folder.glob("[0-9]*.json"))
+        needed: set[str] = set()
+        for path in numbers[-KEPT:]:
+            needed |= {path.name, f"{path.stem}.safetensors"}
+            needed |= {file["name"] for file in json.loads(path.read_bytes())["clients"]}
+        for path in self.folder.iterdir():
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def forget_after(self, round: int) -> None:
+        """Remove checkpoints later than a round, which could not be used."""
+        for later in self.rounds():
+            if later > round:
+                (self.folder / f"{later:08d}.json").unlink(missing_ok=True)
+
+    # reading
+
+    def rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, the newest first."""
+        found = sorted(self.folder.glob("[0-9]*.json"), reverse=True)
+        return [int(path.stem) for path in found if path.stem.isdigit()]
+
+    def read(self, round: int, fresh: State) -> Saved:
+        """A checkpoint, if it is whole and fits a run that begins with the state `fresh`; else Unusable."""
+        record = self._record(round)
+        try:
+            content = self._content(f"{round:08d}.safetensors", record["bytes"], record["crc32"])
+            server = put_together(record["server"], content, kinds_of([fresh.server]))
+            server_x = server.x
+            files = [_ClientFile(**file) for file in record["clients"]]
+            for file in files:
+                rows = self._content(file.name, file.bytes, file.crc32)
+                ids = rows.pop("clients").tolist()
+                fresh.clients.scatter(ids, _record(fresh.clients, rows))
+            best = record["best"]
+            kept = None if best is None else Best(best["round"], best["value"], content["best.x"])
+            marks = record["recorded"]
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise Unusable(f"it does not fit ({error})") from error
+        if server_x.shape != fresh.server.x.shape or server_x.dtype != fresh.server.x.dtype:
+            raise Unusable("it is of another model")
+        fresh.clients.changed()
+        fresh.clients.round = round
+        self._files = files
+        return Saved(State(round, server, fresh.clients), kept, marks)
+
+    def _record(self, round: int) -> dict[str, Any]:
+        path = self.folder / f"{round:08d}.json"
+        try:
+            record = json.loads(path.read_bytes())
+            check = record.pop("check")
+            content = json.dumps(record, sort_keys=True).encode()
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise Unusable(f"{path.name} cannot be read ({error})") from error
+        if zlib.crc32(content) != check:
+            raise Unusable(f"{path.name} is damaged")
+        if record.get("format") != FORMAT:
+            raise Unusable(f"{path.name} was written by another version of undrift")
+        return record
+
+    def _content(self, name: str, size: int, crc: int) -> dict[str, Tensor]:
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise Unusable(f"{name} cannot be read ({error.strerror})") from error
+        if len(data) != size:
+            raise Unusable(f"{name} is cut short: {len(data)} of {size} bytes")
+        if zlib.crc32(data) != crc:
+            raise Unusable(f"{name} is damaged: its checksum is not what was written")
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise Unusable(f"{name} is damaged ({error})") from error
+
+
+def newest(
+    checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool]
+) -> Saved | None:
+    """The newest checkpoint that can be used; older ones are tried in turn, each failure is said."""
+    for round in checkpoints.rounds():
+        try:
+            saved = checkpoints.read(round, fresh())
+            if usable(saved):
+                return saved
+            reason = "what was recorded by then is not there any more"
+        except Unusable as error:
+            reason = str(error)
+        log.warning(
+            "the checkpoint of round %d cannot be used: %s; trying the one before", round, reason
+        )
+    return None
+
+
+def _batches(clients: ClientStates, ids: Sequence[int]) -> list[Sequence[int]]:
+    """Clients in groups whose rows fit a file."""
+    if not ids:
+        return []
+    row = max(1, clients.row_bytes)
+    each = max(1, CLIENTS_A_FILE // row)
+    return [ids[first : first + each] for first in range(0, len(ids), each)]
+
+
+def _batch(clients: ClientStates, ids: Sequence[int]) -> dict[str, Tensor]:
+    columns = tensors(clients.gather(ids))
+    return {"clients": torch.tensor(ids), **{f"{f:03d}": t.cpu() for f, t in enumerate(columns)}}
+
+
+def _record(clients: ClientStates, rows: dict[str, Tensor]) -> Any:
+    example = clients.gather([])
+    if len(tensors(example)) != len(rows):
+        raise InvalidInput(f"{len(rows)} fields a client, {len(tensors(example))} expected")
+    return rebuild(example, iter([rows[name] for name in sorted(rows)]))

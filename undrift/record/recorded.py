@@ -1,0 +1,169 @@
+"""A run that leaves everything behind: figures line by line, checkpoints, the best and the last model."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from undrift.core import Algorithm
+from undrift.errors import Diverged
+from undrift.local import Local
+from undrift.participation import Participation
+from undrift.problems import Problem
+from undrift.record.checkpoint import Checkpoints, Saved, newest
+from undrift.record.directory import METRICS, RESULT, TIMES, as_line, figures
+from undrift.record.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
+from undrift.record.logs import Logs
+from undrift.run import Best, Round, State, better, rounds
+from undrift.states import ClientStates
+
+log = logging.getLogger("undrift")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run, as `ud.rounds` takes it, and how it is kept."""
+
+    algorithm: Algorithm
+    problem: Problem
+    rounds: int
+    participation: Participation
+    local: Local
+    engine: str = "auto"
+    seed: int = 0
+    chunk: int | None = None
+    evaluate_every: int = 1
+    checkpoint_every: int = 10
+    state_memory: int | None = None
+
+
+def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iterator[Round]:
+    """Every round of a run, recorded in a folder; begins where the newest usable checkpoint ends.
+
+    Stopped at any moment, by any means, and called again, it records what an uninterrupted run would have.
+    """
+    checkpoints = Checkpoints(folder / "checkpoints")
+    saved = newest(checkpoints, lambda: _fresh(settings, folder), lambda s: _recorded_by(folder, s))
+    record = _Record(folder, checkpoints, saved, _fresh(settings, folder))
+    state = record.kept.state
+    checkpoints.forget_after(state.round)
+    stopped = None
+    try:
+        try:
+            for r in played(settings, state) if state.round < settings.rounds else ():
+                record.add(r, settings.checkpoint_every)
+                if logs is not None:
+                    logs.add(r)
+                yield r
+        except Diverged as end:
+            stopped = str(end)
+        record.end(settings.problem, stopped)
+    finally:  # also if the caller stops asking, or Ctrl-C: what is whole is kept
+        record.close()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A whole round and everything recorded by then; replaced in one step, so that no interruption splits it."""
+
+    state: State
+    best: Best | None
+    marks: dict[str, dict[str, int]]
+
+
+class _Record:
+    """What has been recorded so far."""
+
+    def __init__(self, folder: Path, checkpoints: Checkpoints, saved: Saved | None, fresh: State):
+        self.folder, self.checkpoints = folder, checkpoints
+        marks = saved.marks if saved else {}
+        self.metrics, self.times = (_lines(folder / name, marks) for name in (METRICS, TIMES))
+        self.kept = _Kept(saved.state, saved.best, marks) if saved else _Kept(fresh, None, marks)
+        self.saved = self.kept.state.round
+
+    def add(self, r: Round, checkpoint_every: int) -> None:
+        self.metrics.add(as_line(r))
+        self.times.add({"round": r.round, "seconds": r.seconds})
+        marks = {METRICS: self.metrics.mark(), TIMES: self.times.mark()}
+        self.kept = _Kept(r.state, better(self.kept.best, r), marks)
+        if r.round % checkpoint_every == 0:
+            self.checkpoint()
+
+    def checkpoint(self, wait: bool = False) -> None:
+        kept = self.kept
+        if self.checkpoints.save(kept.state, kept.best, kept.marks, wait):
+            self.saved = kept.state.round
+
+    def end(self, problem: Problem, stopped: str | None) -> None:
+        """The models, and how it ended."""
+        if self.saved < self.kept.state.round:
+            self.checkpoint(wait=True)
+        state, best = self.kept.state, self.kept.best
+        _write_model(self.folder / "model.safetensors", problem, state.server.x, state.round)
+        if best is not None:
+            _write_model(self.folder / "best.safetensors", problem, best.x, best.round)
+        about_best = best and {"round": best.round, "value": plain(best.value)}
+        lines = list(read_lines(self.folder / METRICS))
+        last = next((figures(line) for line in reversed(lines) if figures(line)), {})
+        result = {"rounds": state.round, "stopped": stopped, "last": last}
+        how = {"best": about_best, "models": _how_to_load(problem)}
+        write_json(self.folder / RESULT, result | how)
+
+    def close(self) -> None:
+        try:
+            if self.saved < self.kept.state.round:
+                self.checkpoint(wait=True)
+            self.checkpoints.finish()
+        finally:
+            self.checkpoints.close()
+            self.metrics.close()
+            self.times.close()
+
+
+def _fresh(settings: Settings, folder: Path) -> State:
+    algorithm, x = settings.algorithm, settings.problem.x0.detach().clone()
+    clients = ClientStates(algorithm.client(x), settings.state_memory, folder)
+    return State(0, algorithm.server(x), clients)
+
+
+def played(settings: Settings, start: State | None = None) -> Iterator[Round]:
+    """The rounds of a run, not recorded; what cannot run is refused at once."""
+    return rounds(
+        settings.algorithm,
+        settings.problem,
+        rounds=settings.rounds,
+        participation=settings.participation,
+        local=settings.local,
+        engine=settings.engine,
+        seed=settings.seed,
+        chunk=settings.chunk,
+        evaluate_every=settings.evaluate_every,
+        start=start,
+    )
+
+
+def _recorded_by(folder: Path, saved: Saved) -> bool:
+    return all(holds(folder / name, mark) for name, mark in saved.marks.items())
+
+
+def _lines(path: Path, marks: dict[str, dict[str, int]]) -> Lines:
+    mark = marks.get(path.name, {"bytes": 0, "crc32": 0})
+    return Lines(path, mark["bytes"], mark["crc32"])
+
+
+def _write_model(path: Path, problem: Problem, x: Tensor, round: int) -> None:
+    """By the names of the module's parameters where there is a module, else one vector `x`."""
+    flat: Any = getattr(problem, "flat", None)
+    named = {"x": x} if flat is None else flat.parameters(x)
+    content = {name: alone(value) for name, value in named.items()}
+    write_aside(path, save(content, metadata={"round": str(round)}))
+
+
+def _how_to_load(problem: Problem) -> str:
+    if getattr(problem, "flat", None) is None:
+        return 'safetensors.torch.load_file("best.safetensors")["x"]'
+    return 'model.load_state_dict(safetensors.torch.load_file("best.safetensors"), strict=False)'
