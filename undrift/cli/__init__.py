@@ -12,6 +12,7 @@ from undrift.cli.about import list_all
 from undrift.cli.doctor import doctor
 from undrift.cli.reports import report
 from undrift.cli.runs import compare, resume, run
+from undrift.cli.sweeps import sweep
 from undrift.errors import Diverged, InvalidInput
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ for name, command in {
     "compare": compare,
     "resume": resume,
     "report": report,
+    "sweep": sweep,
     "list": list_all,
     "doctor": doctor,
 }.items():

@@ -1,7 +1,10 @@
 """Options of commands that describe an experiment in words, and the experiment they describe."""
 
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +12,7 @@ from typer import Option
 
 from undrift.errors import InvalidInput, unknown
 from undrift.experiment import Experiment, with_settings
+from undrift.experiment.parts import registered
 from undrift.experiment.toml import described, value_of
 from undrift.hyper import METHODS
 
@@ -114,39 +118,47 @@ Verbose = Annotated[bool, Option("-v", "--verbose", help="Say more", rich_help_p
 
 @dataclass(frozen=True)
 class Words:
-    """What was given on the command line of the options above that describe an experiment."""
+    """What was given on the command line of the options that describe an experiment."""
 
-    data: str | None = None
-    clients: int | None = None
-    dirichlet: float | None = None
-    iid: bool = False
-    shards: int | None = None
-    natural: bool = False
-    weights: str | None = None
-    model: str | None = None
-    per_round: int | None = None
-    everyone: bool = False
-    rounds: int | None = None
-    seeds: int | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    batch: int | None = None
-    lr: float | None = None
-    target: float | None = None
-    baseline: str | None = None
-    settings: tuple[str, ...] = ()
-    use: tuple[Path, ...] = ()
-    log: tuple[str, ...] = ()
+    data: Data = None
+    clients: Clients = None
+    dirichlet: Dirichlet = None
+    iid: Iid = False
+    shards: Shards = None
+    natural: Natural = False
+    weights: Weights = None
+    model: ModelName = None
+    per_round: PerRound = None
+    everyone: Everyone = False
+    rounds: Rounds = None
+    seeds: Seeds = None
+    steps: Steps = None
+    epochs: Epochs = None
+    batch: Batch = None
+    lr: Lr = None
+    target: Target = None
+    baseline: Baseline = None
+    settings: Set = None
+    use: Use = None
+    log: Log = None
 
-    @classmethod
-    def of(cls, given: dict[str, Any]) -> "Words":
-        """From the arguments of a command, by name; lists may be absent."""
-        known: dict[str, Any] = {
-            f.name: given[f.name] for f in fields(cls) if given.get(f.name) is not None
-        }
-        for name in ("settings", "use", "log"):
-            known[name] = tuple(known.get(name, ()))
-        return cls(**known)
+
+def with_words(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes all of these options; it gets them as one argument, `words`."""
+    own = signature(command, eval_str=True).parameters
+    options = signature(Words, eval_str=True).parameters
+    shown = {name: p for name, p in {**own, **options}.items() if name != "words"}
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        words = Words(**{name: given.pop(name) for name in options})
+        command(words=words, **given)
+
+    keyword = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in shown.values()]
+    called.__signature__ = Signature(keyword)  # pyright: ignore[reportAttributeAccessIssue]
+    called.__annotations__ = {p.name: p.annotation for p in keyword}
+    del called.__wrapped__
+    return called
 
 
 def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
@@ -156,24 +168,23 @@ def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
     >>> e.labels, e.local_of("scaffold-m beta=0.1 lr=0.5").lr, e.clients.number
     (['fedavg', 'scaffold-m beta=0.1 lr=0.5'], 0.5, 20)
     """
-    from undrift.experiment.parts import registered
-
-    registered([str(path) for path in words.use])
+    use = [str(path.resolve()) for path in words.use or ()]
+    registered(use)
     described_as: dict[str, Any] = {
         "name": name,
-        "use": [str(path.resolve()) for path in words.use],
+        "use": use,
         "data": {"name": words.data or "digits"},
         "clients": _clients(words),
         "participation": _participation(words),
         "local": _given(steps=words.steps, epochs=words.epochs, batch=words.batch, lr=words.lr),
         "algorithms": dict(_method(text) for text in methods),
-        "log": list(words.log),
+        "log": words.log or [],
         **_given(
             rounds=words.rounds, seeds=words.seeds, target=words.target, baseline=words.baseline
         ),
         **_given(model=words.model and {"name": words.model}),
     }
-    return with_settings(described(described_as), words.settings)
+    return with_settings(described(described_as), words.settings or ())
 
 
 def _given(**values: Any) -> dict[str, Any]:

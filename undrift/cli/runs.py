@@ -13,6 +13,7 @@ from rich.console import Console
 
 from undrift.cli import options as o
 from undrift.cli.progress import shown
+from undrift.cli.sweeps import swept
 from undrift.errors import InvalidInput
 from undrift.experiment import Experiment, read
 from undrift.experiment.federation import federation
@@ -20,6 +21,8 @@ from undrift.experiment.toml import as_toml
 from undrift.record.directory import RunDirectory, opened
 from undrift.record.recorded import played
 from undrift.record.running import carried_out, extended, members, prepared, settings_of
+from undrift.sweep.sweeping import SWEEP
+from undrift.sweep.sweeping import opened as sweep_opened
 
 
 def run(
@@ -38,35 +41,16 @@ def run(
     Example: undrift run experiment.toml --set algorithm.beta=0.1 --out runs/beta0.1
     """
     experiment = read(file, settings or ())
-    _carry_out(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
+    carry_out(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
 
 
+@o.with_words
 def compare(
     methods: Annotated[
         list[str],
         typer.Argument(help="Methods, with parameters if you like: scaffold-m:beta=0.1,lr=0.5"),
     ],
-    data: o.Data = None,
-    clients: o.Clients = None,
-    dirichlet: o.Dirichlet = None,
-    iid: o.Iid = False,
-    shards: o.Shards = None,
-    natural: o.Natural = False,
-    weights: o.Weights = None,
-    model: o.ModelName = None,
-    per_round: o.PerRound = None,
-    everyone: o.Everyone = False,
-    rounds: o.Rounds = None,
-    seeds: o.Seeds = None,
-    steps: o.Steps = None,
-    epochs: o.Epochs = None,
-    batch: o.Batch = None,
-    lr: o.Lr = None,
-    target: o.Target = None,
-    baseline: o.Baseline = None,
-    settings: o.Set = None,
-    use: o.Use = None,
-    log: o.Log = None,
+    words: o.Words,
     out: o.Out = None,
     jobs: o.Jobs = None,
     dry: o.Dry = False,
@@ -77,10 +61,9 @@ def compare(
 
     Example: undrift compare fedavg scaffold-m fedhbm --data mnist --dirichlet 0.2 --rounds 200 --seeds 3
     """
-    words = o.Words.of(locals())
     name = f"compare-{words.data or 'digits'}"
     experiment = o.experiment_of(methods, words, name)
-    _carry_out(experiment, name, out, jobs, dry, quiet, verbose)
+    carry_out(experiment, name, out, jobs, dry, quiet, verbose)
 
 
 def resume(
@@ -96,35 +79,38 @@ def resume(
 
     Example: undrift resume runs/compare-digits
     """
-    _talkative(verbose)
+    talkative(verbose)
+    if (directory / SWEEP).exists():
+        return swept(*sweep_opened(directory), directory, quiet=quiet)
     made = opened(directory)
     if rounds is not None:
         made = extended(made, rounds)
     if not quiet and all(RunDirectory(path).result() for path in members(made)):
         print(f"{directory} is finished; --rounds N goes on for longer")
         return
-    _finish(made, jobs, quiet)
+    finish(made, jobs, quiet)
 
 
-def _carry_out(
+def carry_out(
     experiment: Experiment,
     name: str,
     out: Path | None,
-    jobs: int | None,
-    dry: bool,
-    quiet: bool,
-    verbose: bool,
+    jobs: int | None = None,
+    dry: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
 ) -> None:
-    _talkative(verbose)
-    experiment = _with_threads(experiment, jobs)
+    """Carry out an experiment in a new directory, or only show it."""
+    talkative(verbose)
+    experiment = with_threads(experiment, jobs)
     if dry:
         return _dry(experiment)
     if out is None:
-        out = _free(Path("runs") / name)
-    _finish(prepared(experiment, out), jobs, quiet)
+        out = free(Path("runs") / name)
+    finish(prepared(experiment, out), jobs, quiet)
 
 
-def _finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
+def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     """Do the work, show it, report on it."""
     path = directory.path
     experiment = directory.experiment()
@@ -155,13 +141,14 @@ def _finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
         print(f"report: {page}")
 
 
-def _talkative(verbose: bool) -> None:
+def talkative(verbose: bool) -> None:
+    """Log to stderr, more or less."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")
     logging.getLogger("undrift").setLevel(level)
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
     """This path, or the first with a number behind it that is not there yet."""
     number, found = 1, path
     while found.exists():
@@ -174,7 +161,7 @@ def _jobs(experiment: Experiment, jobs: int | None) -> int:
     return min(jobs or o.cores(), len(experiment.runs()))
 
 
-def _with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
+def with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
     """Sums depend on the number of threads in their last bits, so it is part of the experiment."""
     if experiment.threads is not None:
         return experiment

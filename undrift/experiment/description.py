@@ -288,10 +288,11 @@ class Experiment(Section):
         """The experiment of one method and one seed, which says all of itself."""
         method = self.methods[label]
         alone = method.model_copy(update={"local": {}})
+        as_one = label == method.name  # else its label must be kept
         return self.model_copy(
             update={
-                "algorithm": alone,
-                "algorithms": {},
+                "algorithm": alone if as_one else None,
+                "algorithms": {} if as_one else {label: alone},
                 "seeds": [seed],
                 "local": self.local_section(label),
                 "baseline": None,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -69,6 +70,8 @@ def prepared(experiment: Experiment, out: Path) -> RunDirectory:
     for label in experiment.labels:
         one = experiment.single(label, experiment.seeds[0])
         played(settings_of(one, federation(one, one.seeds[0])))
+    if len(experiment.runs()) == 1:
+        experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
     return create(out, experiment, {"seeds": experiment.seeds})
 
 
@@ -240,12 +243,15 @@ def _hand_over(worker: subprocess.Popen[str], waiting: list[Path]) -> Path | Non
 
 def _stopped(worker: subprocess.Popen[str]) -> None:
     """A worker that is done, or asked to end as by Ctrl-C: it writes a checkpoint first."""
-    if worker.stdin is not None and not worker.stdin.closed:
-        worker.stdin.close()
-    if worker.poll() is None:
+    assert worker.stdin is not None and worker.stdout is not None
+    idle = worker.stdin.closed
+    if worker.poll() is None and not idle:
         worker.send_signal(signal.SIGINT)
     try:
         worker.wait(timeout=60)
     except subprocess.TimeoutExpired:
         worker.kill()
         worker.wait()
+    with suppress(BrokenPipeError):
+        worker.stdin.close()
+    worker.stdout.close()

@@ -29,8 +29,7 @@ class Source:
     @cached_property
     def labels(self) -> list[str]:
         """Its methods, in the order of the experiment."""
-        one = self.experiment.get("algorithm")
-        return [one["name"]] if one else list(self.experiment.get("algorithms", {}))
+        return _labels(self.experiment)
 
 
 @dataclass(frozen=True)
@@ -143,6 +142,12 @@ def gather(paths: Sequence[Path]) -> Gathered:
     return Gathered(tuple(sources.values()), _methods(speaking), silent)
 
 
+def _labels(experiment: Mapping[str, Any]) -> list[str]:
+    """The labels in an experiment's words."""
+    one = experiment.get("algorithm")
+    return [one["name"]] if one else list(experiment.get("algorithms", {}))
+
+
 def _root(place: Path) -> Path:
     """The comparison that a run belongs to, else the run itself."""
     above = place.parent.parent
@@ -159,7 +164,7 @@ def _source(path: Path, whole: bool) -> Source:
         raise InvalidInput(f"{path / EXPERIMENT} is not TOML: {error}") from error
     waiting = []
     if whole and not directory.is_run:
-        for label in experiment.get("algorithms", {}):
+        for label in _labels(experiment):
             for seed in experiment.get("seeds", []):
                 if not RunDirectory(path / label / f"seed-{seed}").is_run:
                     waiting.append(f"{label} (seed {seed})")
@@ -169,12 +174,12 @@ def _source(path: Path, whole: bool) -> Source:
 def _run(directory: RunDirectory, source: Source) -> Run:
     try:
         words = tomllib.loads(directory.experiment_text)
-        seed, planned, name = words["seeds"][0], words["rounds"], words["algorithm"]["name"]
-    except (tomllib.TOMLDecodeError, KeyError, IndexError) as error:
+        (seed,), (label,), planned = words["seeds"], _labels(words), words["rounds"]
+    except (KeyError, ValueError) as error:  # TOML that cannot be read is a ValueError, too
         raise InvalidInput(
             f"{directory.path / EXPERIMENT} does not describe a single run ({error!r})"
         ) from error
-    method = name if source.path == directory.path else directory.path.parent.name
+    method = label if source.path == directory.path else directory.path.parent.name
     lines = directory.rounds()
     named = [{k: v for k, v in figures(line).items() if _is_figure(k, v)} for line in lines]
     names = dict.fromkeys(name for line in named for name in line)

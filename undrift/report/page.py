@@ -221,12 +221,12 @@ def _facts(gathered: Gathered) -> list[str]:
     }
     partition = " ".join([str(clients.get("partition")), *(f"{k} {v}" for k, v in other.items())])
     per_round = participation.get("per_round")
-    seeds = len({run.seed for run in gathered.runs})
+    seeds, rounds = len({run.seed for run in gathered.runs}), {run.planned for run in gathered.runs}
     facts = [
         f"{number:,} clients" if number else "",
         partition,
         f"{per_round} a round" if per_round else str(participation.get("scheme", "")),
-        f"{words.get('rounds')} rounds",
+        f"{rounds.pop():,} rounds" if len(rounds) == 1 else "",
         f"{seeds} seed{'s' if seeds > 1 else ''}",
         f"{about['parameters']:,} parameters" if about and about.get("parameters") else "",
     ]

@@ -14,7 +14,7 @@ ALIKE = ("rounds", "data", "clients", "model", "participation")  # what fair com
 def number(value: float | None, figure: str = "") -> str:
     """A figure for people: accuracies in percent.
 
-    >>> number(0.84175, "accuracy"), number(0.908331, "loss"), number(2.5e-7), number(None)
+    >>> number(0.8418, "accuracy"), number(0.908331, "loss"), number(2.5e-7), number(None)
     ('84.18 %', '0.9083', '2.5e-07', '–')
     """
     return with_spread(value, None, figure)
@@ -23,7 +23,7 @@ def number(value: float | None, figure: str = "") -> str:
 def with_spread(value: float | None, std: float | None, figure: str = "") -> str:
     """Mean and standard deviation with the same number of places.
 
-    >>> with_spread(0.84175, 0.0123, "accuracy"), with_spread(12.3456, 0.5, "loss")
+    >>> with_spread(0.8418, 0.0123, "accuracy"), with_spread(12.3456, 0.5, "loss")
     ('84.18 ± 1.23 %', '12.35 ± 0.50')
     """
     if value is None or not math.isfinite(value):

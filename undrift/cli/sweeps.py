@@ -1,0 +1,197 @@
+"""undrift sweep."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.table import Table
+from typer import Argument, Option
+
+from undrift.cli import options as o
+from undrift.errors import InvalidInput
+from undrift.experiment import Experiment, read
+from undrift.sweep.plan import Plan
+from undrift.sweep.space import size_of
+from undrift.sweep.spaces import space_of
+from undrift.sweep.sweeping import BEST, Found, Sweep, carried_out, found, planned, spread
+from undrift.sweep.trial import TrialDone
+
+SpaceName = Annotated[
+    str,
+    Option(
+        "--space",
+        help="quick, search, momentum, fedgm, fednova, ghbm-lenet, ghbm-resnet20, ghbm-shakespeare, "
+        "ghbm-stackoverflow, or a TOML file of your own",
+    ),
+]
+Trials = Annotated[
+    int | None,
+    Option("--trials", help="Of every method; as many as the largest grid has if not given"),
+]
+Sampler = Annotated[str, Option("--sampler", help="grid, random or tpe")]
+Validate = Annotated[
+    float,
+    Option(
+        "--validate",
+        metavar="PART",
+        help="Part of every client's training data held out to choose by; 0: choose by test data",
+    ),
+]
+Prune = Annotated[
+    bool | None,
+    Option(
+        "--prune/--no-prune",
+        help="Stop trials that are worse than the median; only random and tpe do if not given",
+    ),
+]
+
+
+@o.with_words
+def sweep(
+    targets: Annotated[
+        list[str], Argument(help="An experiment file, or methods such as fedavg scaffold-m")
+    ],
+    words: o.Words,
+    space: SpaceName = "quick",
+    trials: Trials = None,
+    sampler: Sampler = "grid",
+    validate: Validate = 0.1,
+    prune: Prune = None,
+    compare: Annotated[
+        bool, Option("--compare", help="Then run the best of each method, in OUT/compare")
+    ] = False,
+    out: o.Out = None,
+    quiet: o.Quiet = False,
+) -> None:
+    """Choose step sizes and other parameters fairly: the same number of trials, rounds and seeds for every method.
+
+    Interrupted and called again, it goes on.  OUT/best.toml is the experiment with the best of each method.
+
+    Example: undrift sweep fedavg scaffold-m --space quick --rounds 50 --trials 20 --out runs/sweep
+    """
+    experiment = _experiment(targets, words)
+    if experiment.threads is None:
+        experiment = experiment.model_copy(update={"threads": o.cores()})
+    plan = Plan(space_of(space), trials, words.seeds, sampler, validate, prune)
+    directory = out or Path("runs") / f"sweep-{experiment.name or experiment.data.name}"
+    swept(experiment, plan, directory, quiet)
+    if compare:
+        compared(directory, quiet)
+
+
+def _experiment(targets: Sequence[str], words: o.Words) -> Experiment:
+    """The experiment of a file, or of methods on the federation that options describe."""
+    files = [target for target in targets if target.endswith((".toml", ".py"))]
+    if not files:
+        return o.experiment_of(list(targets), words, words.data or "digits")
+    if len(targets) > 1:
+        raise InvalidInput(
+            f"give one experiment file or methods, not both: got {' '.join(targets)}"
+        )
+    if words != o.Words(settings=words.settings, seeds=words.seeds):
+        raise InvalidInput("an experiment file says all of it: change it with --set KEY=VALUE")
+    return read(files[0], words.settings or ())
+
+
+def compared(directory: Path, quiet: bool) -> None:
+    """Run the best of each method, or go on with that."""
+    from undrift.cli.runs import carry_out, resume  # which knows sweeps, too
+
+    place = directory / "compare"
+    if place.exists():
+        return resume(place, quiet=quiet)
+    carry_out(read(directory / BEST), "compare", place, quiet=quiet)
+
+
+def swept(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False) -> None:
+    """Carry out a sweep and say what happens."""
+    wide = None if sys.stdout.isatty() else 120
+    console = Console(quiet=quiet, highlight=False, width=wide)
+    ready = planned(experiment, plan)
+    for line in introduction(ready):
+        console.print(line, markup=False, soft_wrap=True)
+    for trial in carried_out(ready, directory):
+        console.print(_line(trial), markup=False, soft_wrap=True)
+    results = found(ready, directory)
+    console.print(table(ready, results))
+    for line in remarks(results):
+        console.print(line, markup=False, soft_wrap=True)
+    best = directory / BEST
+    if all(result.best is None for result in results):
+        raise InvalidInput("no trial of any method was finished: choose a space of smaller steps")
+    console.print(f"the best of each method: undrift run {best}", markup=False, soft_wrap=True)
+
+
+def introduction(sweep: Sweep) -> Iterator[str]:
+    """What is going to be done, and by what methods are judged."""
+    plan, experiment = sweep.plan, sweep.experiment
+    problem = next(iter(sweep.problems.values()))
+    if plan.validate:
+        count = 0 if problem.test is None else len(problem.test[0])
+        data = f"{count:,} training samples held out ({plan.validate:.0%} of every client's), test data unseen"
+    else:
+        data = "test data, as in the papers: --validate 0.1 holds out training data in their place"
+    yield f"space {plan.space.name}: {plan.space.about}"
+    yield f"judged by {sweep.figure} on {data}; mean of the last {sweep.last} evaluated rounds"
+    budget = plan.trials or max(search.trials for search in sweep.searches)
+    yield (
+        f"every method: at most {budget} trials of {experiment.rounds} rounds with "
+        f"{len(sweep.problems)} seed{'s'[: len(sweep.problems) > 1]}"
+    )
+    for search in sweep.searches:
+        if not search.choices:
+            yield f"{search.label}: space {plan.space.name} has nothing to choose; tried once as it is"
+        elif not search.has_row:
+            common = ", ".join(search.choices)
+            yield f"{search.label}: no row in space {plan.space.name}; only what is common: {common}"
+        if search.choices and search.trials < budget:
+            yield f"{search.label}: the grid has {search.trials} points, the rest of the budget stays unspent"
+        size = size_of(search.choices)
+        if search.points is not None and size is not None and search.trials < size:
+            yield f"{search.label}: {search.trials} of {size} points of the grid, drawn without replacement"
+
+
+def _line(trial: TrialDone) -> str:
+    ended = trial.outcome
+    said = f"{trial.figure} {ended.quality:.4f}" if ended.state == "done" else ended.state
+    return f"{trial.label} {trial.number + 1}/{trial.of}: {shown(trial.chosen)}: {said}"
+
+
+def shown(chosen: dict[str, object]) -> str:
+    """Parameters in a line: local.lr=0.1 beta=0.5."""
+    return " ".join(
+        f"{path}={value:g}" if isinstance(value, float) else f"{path}={value}"
+        for path, value in chosen.items()
+    )
+
+
+def table(sweep: Sweep, results: Sequence[Found]) -> Table:
+    """The best of every method, and how its trials ended."""
+    made = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("method", "best parameters", sweep.figure):
+        made.add_column(heading)
+    for heading in ("done", "pruned", "diverged"):
+        made.add_column(heading, justify="right")
+    for result in results:
+        best = result.best
+        counts = [str(result.count(state)) for state in ("done", "pruned", "diverged")]
+        if best is None:
+            made.add_row(result.search.label, "none", "", *counts)
+            continue
+        deviation = spread(best.outcome.qualities)
+        more = "" if deviation is None else f" +- {deviation:.4f}"
+        quality = f"{best.outcome.quality:.4f}{more}"
+        made.add_row(result.search.label, shown(best.chosen), quality, *counts)
+    return made
+
+
+def remarks(results: Sequence[Found]) -> Iterator[str]:
+    """What the reader should know before believing the table."""
+    for result in results:
+        label = result.search.label
+        yield from (f"{label}: {edge}" for edge in result.edges)
+        if result.best is None:
+            reason = result.trials[-1].outcome.reason if result.trials else "no trial yet"
+            yield f"{label}: none of its trials was finished; the last: {reason}"

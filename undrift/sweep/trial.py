@@ -1,0 +1,115 @@
+"""One trial: a method with certain parameters, run with every seed."""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from undrift.errors import Diverged
+from undrift.experiment.description import Experiment
+from undrift.experiment.federation import Federation
+from undrift.problems.model import ModelProblem
+from undrift.record.recorded import played
+from undrift.record.running import settings_of
+
+REPORTS = 100  # of a trial to the pruner, at most
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: `qualities`, one a seed, if it is done; else why not."""
+
+    state: Literal["done", "pruned", "diverged"]
+    qualities: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def quality(self) -> float:
+        """The mean over seeds."""
+        return sum(self.qualities) / len(self.qualities) if self.qualities else math.nan
+
+
+class Watcher(Protocol):
+    """Whoever may end a trial early (an Optuna trial)."""
+
+    def report(self, value: float, step: int) -> None: ...
+    def should_prune(self) -> bool: ...
+
+
+def curves(
+    experiment: Experiment, problems: Mapping[int, ModelProblem]
+) -> Iterator[tuple[int, list[Metrics]]]:
+    """Run a method with every seed, side by side: the metrics of all seeds after every evaluated round.
+
+    The one place where trials are computed.
+    """
+    (label,) = experiment.labels
+    runs = [
+        played(settings_of(experiment.single(label, seed), Federation(problem, {})))
+        for seed, problem in problems.items()
+    ]
+    for each in zip(*runs, strict=True):
+        if each[0].metrics:
+            yield each[0].round, [r.metrics for r in each]
+
+
+def outcome(
+    evaluated: Iterator[tuple[int, list[Metrics]]],
+    figure: str,
+    last: int,
+    watcher: Watcher | None,
+    every: int = 1,
+) -> Outcome:
+    """Follow a trial to its end, or until it is hopeless."""
+    seen: deque[list[float]] = deque(maxlen=last)
+    try:
+        for number, (round, metrics) in enumerate(evaluated):
+            if not all(math.isfinite(m["loss"]) for m in metrics):
+                return Outcome("diverged", reason=f"the loss is not finite after round {round}")
+            seen.append([m[figure] for m in metrics])
+            if watcher is not None and number % every == 0:
+                watcher.report(sum(seen[-1]) / len(metrics), round)
+                if watcher.should_prune():
+                    reason = f"worse than the median of earlier trials after round {round}"
+                    return Outcome("pruned", reason=reason)
+    except Diverged as end:
+        return Outcome("diverged", reason=str(end))
+    return Outcome("done", tuple(sum(values) / len(values) for values in zip(*seen, strict=True)))
+
+
+def higher_is_better(figure: str) -> bool:
+    return figure == "accuracy"
+
+
+def figure_of(problem: ModelProblem) -> str:
+    """What trials are judged by: accuracy where there is one, else loss."""
+    return "accuracy" if "accuracy" in problem.evaluate(problem.x0) else "loss"
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """A trial of a sweep that has ended.
+
+    number    its place among the trials of its method, from 0       of   how many there will be
+    chosen    the parameters, as the space names them                words   the resulting [algorithms.LABEL]
+    """
+
+    label: str
+    number: int
+    of: int
+    figure: str
+    chosen: dict[str, Any]
+    words: dict[str, Any]
+    outcome: Outcome
+
+
+def best_of(trials: Sequence[TrialDone]) -> TrialDone | None:
+    """The best finished one, the first of equals."""
+    done = [t for t in trials if t.outcome.state == "done"]
+    if not done:
+        return None
+    sign = 1 if higher_is_better(done[0].figure) else -1
+    return max(done, key=lambda t: sign * t.outcome.quality)
