@@ -4,8 +4,8 @@ BIN := .venv/bin
 
 .PHONY: demo test check format clean
 
-demo: .venv/ready  ## compare four methods on digits: a table and a picture
-	$(BIN)/python examples/digits.py
+demo: .venv/ready  ## compare six methods on digits: a table and a report
+	$(BIN)/undrift run examples/digits.toml
 
 test: .venv/ready  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
