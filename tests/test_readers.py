@@ -303,7 +303,7 @@ def test_a_real_set_trains(real: Callable[..., Data]) -> None:
 
 def test_every_name_has_a_reader() -> None:
     for name, source in DATASETS.items():
-        assert source.module in ("images", "text", "tables"), name
+        assert source.module in ("images", "text", "tables", "synthetic"), name
         assert callable(reader(name)) and source.about, name
 
 

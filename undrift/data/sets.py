@@ -125,6 +125,11 @@ DATASETS: dict[str, Source] = {
     "adult": Source("tables", "adult", f"Adult, {_UCI}; CC BY 4.0"),
     "a9a": Source("tables", "a9a", f"a9a, {_LIBSVM}, from UCI Adult; CC BY 4.0"),
     "w8a": Source("tables", "w8a", f"w8a, {_LIBSVM}; no licence stated"),
+    "synthetic": Source(
+        "synthetic",
+        "synthetic",
+        "Synthetic(a, b) of LEAF and FedProx (Li et al. 2020): made, not read",
+    ),
     "mushrooms": Source("tables", "mushrooms", f"mushrooms, {_LIBSVM}, from UCI; CC BY 4.0"),
 }
 

@@ -49,6 +49,7 @@ DEFAULT_MODELS: dict[str, dict[str, Any]] = {
     "gldv2": {"name": "mobilenet_v2"},
     "inaturalist": {"name": "mobilenet_v2"},
     "digits": {"name": "mlp", "hidden": [64]},
+    "synthetic": {"name": "logistic"},
     "heart": {"name": "logistic"},
     "adult": {"name": "logistic"},
     "a9a": {"name": "logistic"},

@@ -15,6 +15,7 @@ A comparison is a directory of such directories, one a method and seed, with its
 import hashlib
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def manifest(experiment_text: str) -> dict[str, Any]:
     return {
         "experiment": _digest(experiment_text),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in packages},
         "machine": {
@@ -144,6 +145,12 @@ def manifest(experiment_text: str) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def _command() -> str:
+    """What was typed, so that it can be typed again."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["undrift" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def processor() -> str:

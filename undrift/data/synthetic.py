@@ -1,0 +1,66 @@
+"""Synthetic(a, b): two knobs of heterogeneity (LEAF; Li et al., FedProx, 2020).
+
+Client i labels inputs x ~ N(v_i, diag(j^-1.2)) in 60 dimensions by argmax(W_i x + b_i) into 10 classes, with
+W_i, b_i ~ N(u_i, 1), u_i ~ N(0, a): how much models differ;   v_i ~ N(B_i, 1), B_i ~ N(0, b): how much inputs differ.
+Sizes are 50 + lognormal(4, 2); a tenth of every client's samples is for testing.
+"""
+
+import numpy as np
+import torch
+
+from undrift.data.sets import Data
+from undrift.hyper import check_value
+from undrift.keyed import Key, Purpose, generator
+
+INPUTS, CLASSES = 60, 10
+
+
+def synthetic(
+    a: float = 1.0,
+    b: float = 1.0,
+    clients: int = 30,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Data:
+    """The samples of so many clients; a and b are standard deviations, as in the published generator."""
+    check_value("Synthetic", "a", a, float, within="[0, inf)")
+    check_value("Synthetic", "b", b, float, within="[0, inf)")
+    check_value("Synthetic", "N", clients, int, within="[1, inf)")
+    train, test = [], []
+    for i in range(clients):
+        X, Y = _client(a, b, generator(Purpose.DATA, Key(seed, 0), i))
+        kept = len(Y) - len(Y) // 10
+        train.append((X[:kept], Y[:kept]))
+        test.append((X[kept:], Y[kept:]))
+    return Data(
+        "synthetic",
+        _joined(train, dtype),
+        _joined(test, dtype),
+        clients=_numbers(train),
+        test_clients=_numbers(test),
+        client_names=tuple(map(str, range(clients))),
+        classes=CLASSES,
+        about="made by its formula",
+    )
+
+
+def _client(a: float, b: float, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    n = int(random.lognormal(4, 2)) + 50
+    u, B = random.normal(0, a), random.normal(0, b)
+    W, bias = random.normal(u, 1, (INPUTS, CLASSES)), random.normal(u, 1, CLASSES)
+    v = random.normal(B, 1, INPUTS)
+    spread = np.arange(1, INPUTS + 1) ** -0.6  # standard deviations of a diagonal covariance j^-1.2
+    X = v + spread * random.standard_normal((n, INPUTS))
+    return X, (X @ W + bias).argmax(1)
+
+
+def _joined(
+    pairs: list[tuple[np.ndarray, np.ndarray]], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    X = torch.as_tensor(np.concatenate([x for x, _ in pairs]), dtype=dtype)
+    return X, torch.as_tensor(np.concatenate([y for _, y in pairs]))
+
+
+def _numbers(pairs: list[tuple[np.ndarray, np.ndarray]]) -> torch.Tensor:
+    """The client of every sample."""
+    return torch.as_tensor(np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs]))
