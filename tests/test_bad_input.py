@@ -69,7 +69,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (go(ud.MultistageFedGM(T=8), rounds=9), "the stages cover 8 rounds, the run has 9"),
     # names
     (lambda: ud.method("scafold"), "unknown method 'scafold'; did you mean 'scaffold'"),
-    (lambda: ud.method("scaffold-m", betta=1), "hyper-parameter .* 'betta'; did you mean 'beta'"),
+    (lambda: ud.method("scaffold-m", betta=1), "parameter of .* 'betta'; did you mean 'beta'"),
     (lambda: ud.method("snv"), "snv needs alpha, b1, b2"),
     (go(engine="bached"), "unknown engine 'bached'; did you mean 'batched'"),
     (go("fedavg"), r"algorithm must be an object such as ud.FedAvg\(\), got 'fedavg'"),
