@@ -344,7 +344,7 @@ def _engine(name: str, problem: Problem) -> Engine:
         name = getattr(problem, "engine", "batched")  # a problem may know which suits it
     if name not in ENGINES:
         raise unknown("engine", str(name), [*ENGINES, "auto"])
-    refusal = getattr(problem, "not_batched", None) if name == "batched" else None
+    refusal = getattr(problem, "not_batched", None) if name != "sequential" else None
     if refusal:
         raise InvalidInput(f"engine 'batched' cannot run this problem: {refusal}")
     return ENGINES[name]

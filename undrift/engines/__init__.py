@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from undrift.engines.batched import batched
+from undrift.engines.compiled import compiled
 from undrift.engines.sequential import sequential
 from undrift.states import ClientStates
 from undrift.work import Work
@@ -17,4 +18,4 @@ Results: TypeAlias = Iterator[tuple[Sequence[int], Any, Any]]
 Lend: TypeAlias = Callable[[Sequence[int], bool], Work]
 Engine: TypeAlias = Callable[[Local, Any, ClientStates, Sequence[int], Lend, int], Results]
 
-ENGINES: dict[str, Engine] = {"sequential": sequential, "batched": batched}
+ENGINES: dict[str, Engine] = {"sequential": sequential, "batched": batched, "compiled": compiled}
