@@ -91,10 +91,13 @@ def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor])
 
 
 def _small_product(a: Tensor, b: Tensor) -> Any:
-    m, n = a.shape[1], b.shape[2]
-    if a.device.type != "cpu" or m * n > SMALL_PRODUCT or min(m, n, a.shape[2]) > 16:
+    """A product so small that a loop in the compiled code is faster than a call of a library."""
+    m, k, n = *a.shape[1:], b.shape[2]
+    if a.device.type != "cpu" or m * k * n > SMALL_PRODUCT:
         return NotImplemented
-    return (a.unsqueeze(-1) * b.unsqueeze(1)).sum(2)
+    if k > 64:  # long sums run along memory
+        return (a.unsqueeze(2) * b.mT.unsqueeze(1)).sum(3)
+    return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
 
 
 def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int], written: int) -> None:

@@ -2,6 +2,7 @@
 
 import random as Random
 from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -228,11 +229,14 @@ class ModelProblem:
         which = torch.as_tensor(np.flatnonzero(held))
         return self.X[which], self.Y[which]
 
+    @cached_property
+    def _convolves(self) -> bool:
+        return self.flat.has(nn.modules.conv._ConvNd)
+
     @property
     def engine(self) -> str:
         """Which engine suits the model: over clients, convolutions are slower in a batch than one by one."""
-        convolutions = self.flat.has(nn.modules.conv._ConvNd)
-        return "sequential" if convolutions or self.not_batched else "batched"
+        return "sequential" if self._convolves or self.not_batched else "batched"
 
     def batch_bytes(self, batch: int | None) -> int:
         """What one client's minibatch takes while it is computed: inputs, and activations by rule of thumb."""
@@ -326,6 +330,12 @@ class ModelProblem:
 
     # what people ask
 
+    def twin(self) -> "ModelProblem":
+        """The same problem with a model of its own, for another thread."""
+        other = copy(self)
+        other.flat = deepcopy(self.flat)
+        return other
+
     def module(self, x: Tensor) -> nn.Module:
         """The model with these parameters."""
         return self.flat.module(x)
@@ -366,6 +376,8 @@ class ModelProblem:
     ) -> Tensor:
         """Of one client."""
         self.flat.template.train(training)
+        if X.dim() == 4 and self._convolves:
+            X = X.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         y = y.detach().requires_grad_()
         if seed is None or not self._hidden_randomness:
             with torch.enable_grad():
