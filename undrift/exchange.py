@@ -65,14 +65,18 @@ class RunningMean:
         self.weight = 0.0
         self.shape: Any = None
 
-    def add(self, rows: Any, row: int, weight: float) -> None:
+    def add(self, rows: Any, which: Sequence[int], weights: Sequence[float]) -> None:
+        """Add these rows, one after another."""
         columns = tensors(rows)
         if self.sums is None:
             self.shape = rows
             self.sums = [torch.zeros_like(t[0]) for t in columns]
         for total, t in zip(self.sums, columns, strict=True):
-            total.add_(t[row], alpha=weight)
-        self.weight += weight
+            each = t.unbind()
+            for row in which:
+                total.add_(each[row], alpha=weights[row])
+        for row in which:
+            self.weight += weights[row]
 
     def add_all(self, rows: Any, weights: Sequence[float]) -> bool:
         """Add all rows, if sums stay finite as they do unless some row is not; otherwise change nothing.
@@ -80,8 +84,7 @@ class RunningMean:
         To look at the sums takes less than to look at every row.
         """
         before = None if self.sums is None else [total.clone() for total in self.sums], self.weight
-        for row, weight in enumerate(weights):
-            self.add(rows, row, weight)
+        self.add(rows, range(len(weights)), weights)
         if all(bool(total.isfinite().all()) for total in self.sums or ()):
             return True
         self.sums, self.weight = before
@@ -132,8 +135,7 @@ def carry_out(
         else:
             sound = _sound(up, client, len(clients)) if fit else [False] * len(clients)
             good = [row for row, ok in enumerate(sound) if ok]
-            for row in good:
-                mean.add(up, row, weights[row])
+            mean.add(up, good, weights)
         kept = client if len(good) == len(clients) else _rows(client, good)
         new_states.append(([clients[row] for row in good], kept))
         lost = tuple(clients[row] for row in sorted({*range(len(clients))} - {*good}))

@@ -108,7 +108,11 @@ class Compiler:
         self, work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]
     ) -> Carried:
         problem: Any = work.problem
-        minibatches = problem.inputs(work._minibatches, work.solver.batch)  # a tuple a step
+        if not hasattr(problem, "grad_of"):
+            raise Refused(f"{type(problem).__name__} has no grad_of, a gradient that can be traced")
+        minibatches = problem.inputs(
+            work._minibatches, max(steps), work.solver.batch
+        )  # a tuple a step
         unequal = min(steps) < max(steps)
         inside = held(step)
         carried = tuple(t.clone(memory_format=torch.contiguous_format) for t in start)
@@ -151,12 +155,10 @@ class Compiler:
     ) -> Any:
         try:
             problem: Any = work.problem
-            why = problem.not_compiled(minibatch)
+            why = getattr(problem, "not_compiled", lambda minibatch: None)(minibatch)
             if why:
-                raise Refused(why)
+                return Refused(why)
             return Program(work, step, inside, carried, minibatch, unequal, fixed)
-        except Refused as why:
-            return why
         except Exception as error:  # torch raises many kinds for what it cannot trace or compile
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             return Refused(f"{type(error).__name__}: {reason}")

@@ -19,9 +19,7 @@ from torch.fx.node import map_arg
 aten = torch.ops.aten
 
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
-SMALL_PRODUCT = (
-    4096  # m * n of a matrix product that plain loops compute faster than a library call
-)
+SMALL_PRODUCT = 2**17  # multiplications, up to which a loop is faster than a library
 
 
 @dataclass(frozen=True)
@@ -52,10 +50,6 @@ def compile_step(
     layout: Layout,
 ) -> Callable[[list[Tensor]], Any]:
     """A program that takes [*pieces of carried, *pieces of others] and overwrites carried with `step(carried, others)`."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     examples = [*carried, *others]
@@ -74,10 +68,20 @@ def compile_step(
     graph = traced(on_pieces, mode, arguments)
     written = sum(counts[: len(carried)])
     _write_back(graph, layout, counts[: len(carried)], written)
+    return built(graph, arguments, mode)
+
+
+def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[list[Tensor]], Any]:
+    """Machine code for a graph, from TorchInductor, which keeps it on disk for later runs."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
     # one process, because a pool of compilers would outlive the run; indices are ours and in range
     quiet = config.patch(compile_threads=1, assert_indirect_indexing=False)
     with quiet, V.set_fake_mode(mode), tracing(TracingContext(mode)):
-        return compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
+        return compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType,reportReturnType]
 
 
 def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor]) -> GraphModule:
@@ -85,7 +89,9 @@ def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor])
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    table = {**select_decomp_table(), aten.bmm.default: _small_product}
+    table = dict(select_decomp_table())
+    if arguments[0].device.type == "cpu":
+        table[aten.bmm.default] = _small_product
     with mode:
         return make_fx(function, decomposition_table=table)(*arguments)
 
@@ -93,7 +99,7 @@ def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor])
 def _small_product(a: Tensor, b: Tensor) -> Any:
     """A product so small that a loop in the compiled code is faster than a call of a library."""
     m, k, n = *a.shape[1:], b.shape[2]
-    if a.device.type != "cpu" or m * k * n > SMALL_PRODUCT:
+    if m * k * n > SMALL_PRODUCT:
         return NotImplemented
     if k > 64:  # long sums run along memory
         return (a.unsqueeze(2) * b.mT.unsqueeze(1)).sum(3)

@@ -269,7 +269,7 @@ class ModelProblem:
         return self.X, self.Y
 
     def inputs(
-        self, minibatches: Minibatches, batch: int | None
+        self, minibatches: Minibatches, K: int, batch: int | None
     ) -> list[tuple[Tensor | None, ...]]:
         """What `grad_of` is given, step by step: samples, their shares in the mean if some are short, seeds, crops."""
         minibatches = minibatches.widened(self._width(batch))
@@ -279,8 +279,7 @@ class ModelProblem:
             there = torch.arange(samples.shape[2], device=samples.device) < counts.unsqueeze(2)
             shares = there * share.unsqueeze(2)
         each = (samples, shares, minibatches.seeds, minibatches.augmentation)
-        steps = range(samples.shape[1])
-        split = [[None for _ in steps] if x is None else x.unbind(1) for x in each]
+        split = [[None] * K if x is None else x.unbind(1) for x in each]
         return list(zip(*split, strict=True))
 
     def _width(self, batch: int | None) -> int:
