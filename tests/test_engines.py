@@ -38,7 +38,8 @@ class TracedWorld(WorldProblem):
 
     def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: Any) -> Tensor:
         A, b = resident
-        g = (A[minibatch] @ y.unsqueeze(-1)).squeeze(-1) - b[minibatch]
+        which = tuple(minibatch)
+        g = (A[which] @ y.unsqueeze(-1)).squeeze(-1) - b[which]
         return torch.cat(g.split(self.pieces, 1), 1)  # as a model's gradient is put together
 
 
@@ -183,7 +184,7 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.layer(x)
-        return 2 * out if float(self.layer.weight.sum()) > 0 else out
+        return 2 * out if float(self.layer.weight.detach().sum()) > 0 else out
 
 
 def test_a_model_with_branches_runs_one_by_one(refusals: Any) -> None:

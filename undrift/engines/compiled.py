@@ -1,6 +1,7 @@
 """The cohort as one computation whose steps are compiled: see `program.py` for what is in a step."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -158,7 +159,9 @@ class Compiler:
             why = getattr(problem, "not_compiled", lambda minibatch: None)(minibatch)
             if why:
                 return Refused(why)
-            return Program(work, step, inside, carried, minibatch, unequal, fixed)
+            with warnings.catch_warnings():  # torch warns of its own deprecated parts
+                warnings.simplefilter("ignore")
+                return Program(work, step, inside, carried, minibatch, unequal, fixed)
         except Exception as error:  # torch raises many kinds for what it cannot trace or compile
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             return Refused(f"{type(error).__name__}: {reason}")

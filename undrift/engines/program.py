@@ -64,7 +64,11 @@ def compile_step(
         return step(whole[: len(carried)], whole[len(carried) :])
 
     mode = FakeTensorMode()
-    arguments = [mode.from_tensor(p, static_shapes=True) for t in examples for p in layout.apart(t)]
+    pieces = [piece for t in examples for piece in layout.apart(t)]
+    with mode:  # each anew: a tensor that is given twice now may be two tensors the next time
+        arguments = [
+            torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in pieces
+        ]
     graph = traced(on_pieces, mode, arguments)
     written = sum(counts[: len(carried)])
     _write_back(graph, layout, counts[: len(carried)], written)
@@ -112,16 +116,20 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int], writ
     inputs = [node for node in graph.nodes if node.op == "placeholder"][:written]
     output = next(node for node in graph.nodes if node.op == "output")
     pieces = cut(module, layout)
-    at = iter(inputs)
+    edges = [0, *accumulate(layout.sizes)]
+    parts: list[Node] = []
     with graph.inserting_before(output):
         for new, count in zip(output.args[0], counts, strict=True):
-            parts = pieces.get(new) or [new]
-            if len(parts) < count:
-                edges = [0, *accumulate(layout.sizes)]
+            own = pieces.get(new) or [new]
+            if len(own) < count:
                 ends = zip(edges, edges[1:], strict=False)
-                parts = [graph.call_function(aten.slice.Tensor, (new, 1, a, b)) for a, b in ends]
-            for part in parts:
-                graph.call_function(aten.copy_.default, (next(at), part))
+                own = [graph.call_function(aten.slice.Tensor, (new, 1, a, b)) for a, b in ends]
+            # an old value that is carried on elsewhere must be kept before it is written over
+            parts += [
+                graph.call_function(aten.clone.default, (n,)) if n in inputs else n for n in own
+            ]
+        for old, new in zip(inputs, parts, strict=True):
+            graph.call_function(aten.copy_.default, (old, new))
     output.args = ((),)
     graph.set_codegen(torch.fx.graph.CodeGen())
     graph.eliminate_dead_code()
