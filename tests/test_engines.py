@@ -78,7 +78,7 @@ def ragged(dtype: torch.dtype = torch.float64, **more: Any) -> Any:
     sizes = [4, 11, 7, 16, 9, 13]
     starts = np.cumsum([0, *sizes])
     clients = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
-    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 3)).to(dtype)
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
     kinds: dict[str, Any] = {"model": net, "loss": F.cross_entropy, "clients": clients}
     return ud.federate((X, Y), **(kinds | more))
 
@@ -193,6 +193,14 @@ def test_a_model_with_branches_runs_one_by_one(refusals: Any) -> None:
         ud.run(ud.FedAvg(), problem, rounds=1, engine="compiled")
     settings: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(batch=4)}
     assert choose(problem, rounds=10**9, **settings).engine == "sequential"
+
+
+def test_dropout_is_not_compiled(refusals: Any) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.2), nn.Linear(6, 3)).double()
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
+    ours = path(ud.FedAvg(), ragged(model=net), engine="compiled", **settings)
+    assert (ours == path(ud.FedAvg(), ragged(model=net), engine="batched", **settings)).all()
+    assert len(refusals()) == 1 and "dropout" in refusals()[0]
 
 
 def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:

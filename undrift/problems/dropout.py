@@ -38,9 +38,6 @@ class KeyedDropout(nn.Module):
 
 def uniform(seed: Any, counter: Tensor) -> Tensor:
     """Numbers in [0, 1) from a seed and a counter: two rounds of multiply and shift (after SplitMix64)."""
-    counter = counter + (
-        seed & 0
-    )  # a number like others, not an index whose product a compiler would bound
     z = (counter + 1) * 0x1E3779B97F4A7C15 + seed
     z = (z ^ ((z & MASK) >> 30)) * 0x3F58476D1CE4E5B9
     z = (z ^ ((z & MASK) >> 27)) * 0x14D049BB133111EB
