@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean bench bench-peers
+.PHONY: demo test check format clean bench
 
 demo: .venv/ready  ## compare four methods on digits: a table and a picture
 	$(BIN)/python examples/digits.py
@@ -29,6 +29,3 @@ clean:
 
 bench: .venv/ready  ## Undrift against a plain PyTorch loop and the limits of the machine
 	$(BIN)/python -m benchmarks.bench
-
-bench-peers: .venv/ready  ## install other systems, each in its own environment, and add their rows
-	$(BIN)/python -m benchmarks.peers

@@ -121,6 +121,25 @@ def test_compiled_steps_equal_the_others_and_themselves(refusals: Any) -> None:
     assert refusals() == []
 
 
+def test_unequal_steps_of_any_number_run_the_same_program(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_here = []
+    monkeypatch.setattr(
+        program, "built", lambda graph, *_: made_here.append(1) or (lambda args: graph(*args))
+    )
+    local = ud.Local(steps=(1, 9), batch=4, lr=0.1)
+    ud.run(
+        ud.Scaffold(),
+        ragged(),
+        rounds=12,
+        participation=ud.Uniform(4),
+        local=local,
+        engine="compiled",
+    )
+    assert len(made_here) <= 2  # one for ragged visits, and one if steps happen to be equal
+
+
 @needs_compiler
 def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""

@@ -1,11 +1,15 @@
-"""The cohort as one computation whose steps are compiled: see `program.py` for what is in a step."""
+"""The cohort as one computation whose steps are compiled: see `program.py` for what is in a step.
+
+Every chunk has the same shape: short minibatches are filled up with samples that have no share in the mean, and a chunk
+that lacks clients with repeated ones.  So a run needs one program, or two if only some of its visits are ragged.
+"""
 
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +22,9 @@ from undrift.states import ClientStates
 from undrift.work import Carried, Work, in_turn
 
 log = logging.getLogger("undrift")
+
+Step: TypeAlias = Callable[..., Any]
+Minibatch: TypeAlias = Sequence[Tensor | None]  # what a problem's grad_of is given
 
 
 def compiled(
@@ -46,10 +53,10 @@ class Held:
     tensors: list[Tensor]
     numbers: list[float]
     key: tuple[Any, ...]
-    kept: Any  # objects known by identity must not be replaced by others
 
 
-def held(step: Callable[..., Any]) -> Held:
+def held(step: Step) -> Held:
+    """What a step's closure holds."""
     tensors: list[Tensor] = []
     numbers: list[float] = []
     key: list[Any] = []
@@ -66,36 +73,33 @@ def held(step: Callable[..., Any]) -> Held:
         return value
 
     replaced(step, leaf, key.append, {})
-    return Held(tensors, numbers, tuple(key), step)
+    return Held(tensors, numbers, tuple(key))
+
+
+def rebound(step: Step, tensors: Iterator[Tensor], numbers: Iterator[Tensor], work: Work) -> Step:
+    """The same step with other tensors, numbers and work in its closure."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(tensors)
+        return next(numbers) if isinstance(value, float) else work
+
+    return replaced(step, leaf, lambda note: None, {})
 
 
 def _shape(t: Tensor) -> tuple[Any, ...]:
     return t.shape, t.stride(), t.dtype, t.device
 
 
-class _OnInputs:
-    """The problem as a traced step sees it: gradients of given minibatches and nothing else."""
-
-    def __init__(
-        self, problem: Any, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
-    ):
-        self._problem, self._resident, self._minibatch = problem, resident, minibatch
-
-    def grad(self, y: Tensor, minibatches: Any, k: int) -> Tensor:
-        return self._problem.grad_of(y, self._resident, self._minibatch)
-
-
 class Compiler:
     """The compiled steps of one problem, made when they are first needed and kept as long as the problem."""
 
     def __init__(self) -> None:
-        self.programs: dict[Any, Any] = {}
+        self.programs: dict[Any, Program | Refused] = {}
+        self.kept: list[Step] = []  # what keys know by identity must not be replaced by others
         self.refusals: set[str] = set()
-        self.scalars: dict[float, Tensor] = {}
 
-    def run(
-        self, work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]
-    ) -> Carried:
+    def run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
         """Make the steps with a compiled program; in turn, after one line of notice, if there can be none."""
         try:
             return self._run(work, step, start, steps)
@@ -105,148 +109,137 @@ class Compiler:
                 log.warning("not compiled, computed step by step instead: %s", why)
             return in_turn(work, step, start, steps)
 
-    def _run(
-        self, work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]
-    ) -> Carried:
+    def _run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
         problem: Any = work.problem
         if not hasattr(problem, "grad_of"):
             raise Refused(f"{type(problem).__name__} has no grad_of, a gradient that can be traced")
-        minibatches = problem.inputs(
-            work._minibatches, max(steps), work.solver.batch
-        )  # a tuple a step
-        unequal = min(steps) < max(steps)
-        inside = held(step)
+        minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
+        lives = _lives(work, steps)
         carried = tuple(t.clone(memory_format=torch.contiguous_format) for t in start)
-        lives = (
-            work._column(steps) > torch.arange(max(steps), device=work.K.device)
-            if unequal
-            else None
-        )
-        resident = problem.resident()
-        scalars = [self._scalar(v, work) for v in (work.lr, float(work.t), *inside.numbers)]
-        fixed = [*inside.tensors, *scalars, work.K, *resident]
+        inside, solver = held(step), work.solver
         key = (
-            inside.key, unequal, work.solver.momentum, work.solver.weight_decay, work.solver.clip,
-            tuple(map(_shape, carried)), _shape(work.K), tuple(x is None or _shape(x) for x in minibatches[0]),
+            inside.key, lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
+            tuple(map(_shape, carried)), tuple(x is None or _shape(x) for x in minibatches[0]),
         )  # fmt: skip
         if key not in self.programs:
-            self.programs[key] = self._made(
-                work, step, inside, carried, minibatches[0], unequal, fixed
-            )
+            self.kept.append(step)
+            self.programs[key] = _made(work, step, inside, carried, minibatches[0], lives)
         program = self.programs[key]
         if isinstance(program, Refused):
             raise program
-        return program(carried, fixed, minibatches, lives)
+        program(carried, _fixed(work, inside), minibatches, lives)
+        return carried
 
-    def _scalar(self, value: float, work: Work) -> Tensor:
-        """A number as a tensor; in float64, so that it means what the number would."""
-        if value not in self.scalars:
-            self.scalars[value] = torch.tensor(value, dtype=torch.float64, device=work.K.device)
-        return self.scalars[value]
 
-    def _made(
-        self,
-        work: Work,
-        step: Any,
-        inside: Held,
-        carried: Carried,
-        minibatch: Any,
-        unequal: bool,
-        fixed: list[Tensor],
-    ) -> Any:
-        try:
-            problem: Any = work.problem
-            why = getattr(problem, "not_compiled", lambda minibatch: None)(minibatch)
-            if why:
-                return Refused(why)
-            with warnings.catch_warnings():  # torch warns of its own deprecated parts
-                warnings.simplefilter("ignore")
-                return Program(work, step, inside, carried, minibatch, unequal, fixed)
-        except Exception as error:  # torch raises many kinds for what it cannot trace or compile
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            return Refused(f"{type(error).__name__}: {reason}")
+def _lives(work: Work, steps: Sequence[int]) -> list[Tensor] | None:
+    """Who has not made all his steps yet, step by step; None if all make as many."""
+    if min(steps) == max(steps):
+        return None
+    numbers = torch.arange(max(steps), device=work.K.device).view(-1, 1, 1)
+    return list((work._column(steps) > numbers).unbind())
+
+
+def _fixed(work: Work, inside: Held) -> list[Tensor]:
+    """What stays the same during a loop, in the order in which a program takes it."""
+    # in float64, so that a number means in a tensor what it meant before
+    numbers = torch.tensor([work.lr, work.t, *inside.numbers], dtype=torch.float64)
+    problem: Any = work.problem
+    return [*inside.tensors, *numbers.to(work.K.device).unbind(), work.K, *problem.resident()]
+
+
+def _made(
+    work: Work, step: Step, inside: Held, carried: Carried, minibatch: Minibatch, lives: Any
+) -> "Program | Refused":
+    why = getattr(work.problem, "not_compiled", lambda minibatch: None)(minibatch)
+    if why:
+        return Refused(why)
+    try:
+        with warnings.catch_warnings():  # torch warns of its own deprecated parts
+            warnings.simplefilter("ignore")
+            return Program(work, step, inside, carried, minibatch, lives)
+    except Exception as error:  # torch raises many kinds for what it cannot trace or compile
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        return Refused(f"{type(error).__name__}: {reason}")
 
 
 class Program:
-    """A compiled step and what it is given besides the vectors that it carries."""
+    """A compiled step, with the momentum of the local solver carried along if the step uses it."""
 
     def __init__(
         self,
         work: Work,
-        step: Any,
+        step: Step,
         inside: Held,
         carried: Carried,
-        minibatch: Any,
-        unequal: bool,
-        fixed: list[Tensor],
+        minibatch: Minibatch,
+        lives: list[Tensor] | None,
     ):
         problem: Any = work.problem
         self.layout = Layout.of(problem.x0.numel(), problem.pieces)
-        self.inside = inside
-        present = [x for x in minibatch if x is not None]
-        live = [work.K > 0] if unequal else []
         self.momentum = False
+        present = [x for x in minibatch if x is not None]
+        others = [*_fixed(work, inside), *present, *(lives[:1] if lives else [])]
 
-        def traced(now: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-            it = iter(others)
-            tensors = [next(it) for _ in inside.tensors]
-            lr, t = next(it), next(it)
-            numbers = [next(it) for _ in inside.numbers]
-            K = next(it)
+        def traced(now: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+            it = iter(given)
+            tensors, lr, t = [next(it) for _ in inside.tensors], next(it), next(it)
+            numbers, K = [next(it) for _ in inside.numbers], next(it)
             resident = [next(it) for _ in problem.resident()]
-            inputs = [None if x is None else next(it) for x in minibatch]
-            twin = copy(work)
-            twin.lr, twin.t, twin.K = lr, t, K  # pyright: ignore[reportAttributeAccessIssue]
-            twin.problem, twin._k = _OnInputs(problem, resident, inputs), 0  # pyright: ignore[reportAttributeAccessIssue]
+            twin: Any = copy(work)
+            twin.lr, twin.t, twin.K, twin._k = lr, t, K, 0
+            twin.problem = _OnInputs(
+                problem, resident, [None if x is None else next(it) for x in minibatch]
+            )
             twin._momentum = now[-1] if self.momentum else None
             values = now[:-1] if self.momentum else now
-            new = _with(step, iter(tensors), iter(numbers), twin)(*values)
-            new = [new] if isinstance(new, Tensor) else list(new)
-            if twin._momentum is not None and not self.momentum:
-                raise _NeedsMomentum
-            if self.momentum:
+            new = rebound(step, iter(tensors), iter(numbers), twin)(*values)
+            new = [new] if len(values) == 1 else list(new)
+            if twin._momentum is not None:
+                if not self.momentum:
+                    raise _UsesMomentum
                 new.append(twin._momentum)
-            if unequal:
-                alive = next(it)
-                new = [
-                    torch.where(alive, after, before)
-                    for after, before in zip(new, now, strict=True)
-                ]
-            return new
+            if lives is None:
+                return new
+            alive = next(it)
+            return [torch.where(alive, a, b) for a, b in zip(new, now, strict=True)]
 
-        others = [*fixed, *present, *live]
         try:
             self.call = compile_step(traced, carried, others, self.layout)
-        except _NeedsMomentum:
+        except _UsesMomentum:
             self.momentum = True
-            self.call = compile_step(
-                traced, (*carried, torch.zeros_like(carried[0])), others, self.layout
-            )
+            self.call = compile_step(traced, self._with_momentum(carried), others, self.layout)
+
+    def _with_momentum(self, carried: Carried) -> Carried:
+        return (*carried, torch.zeros_like(carried[0])) if self.momentum else carried
 
     def __call__(
-        self, carried: Carried, fixed: list[Tensor], minibatches: Any, lives: Tensor | None
-    ) -> Carried:
-        now = (*carried, torch.zeros_like(carried[0])) if self.momentum else carried
-        always = [piece for t in (*now, *fixed) for piece in self.layout.apart(t)]
+        self,
+        carried: Carried,
+        fixed: list[Tensor],
+        minibatches: Sequence[Minibatch],
+        lives: list[Tensor] | None,
+    ) -> None:
+        """Make all steps, writing over what is carried."""
+        always = [
+            piece for t in (*self._with_momentum(carried), *fixed) for piece in self.layout.apart(t)
+        ]
         for k, minibatch in enumerate(minibatches):
             given = [x for x in minibatch if x is not None]
-            if lives is not None:
-                given.append(lives[:, k : k + 1])
-            self.call([*always, *given])
-        return carried
+            self.call([*always, *given, *(lives[k : k + 1] if lives else ())])
 
 
-class _NeedsMomentum(Exception):
-    pass
+class _UsesMomentum(Exception):
+    """A step turned out to use the local solver's momentum."""
 
 
-def _with(step: Any, tensors: Any, numbers: Any, twin: Work) -> Any:
-    def leaf(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return next(tensors)
-        return next(numbers) if isinstance(value, float) else twin
+class _OnInputs:
+    """The problem as a traced step sees it: gradients of given minibatches and nothing else."""
 
-    return replaced(step, leaf, lambda note: None, {})
+    def __init__(self, problem: Any, resident: Sequence[Tensor], minibatch: Minibatch):
+        self._problem, self._resident, self._minibatch = problem, resident, minibatch
+
+    def grad(self, y: Tensor, minibatches: Any, k: int) -> Tensor:
+        return self._problem.grad_of(y, self._resident, self._minibatch)
 
 
 COMPILERS: WeakKeyDictionary[Any, Compiler] = WeakKeyDictionary()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
@@ -131,7 +132,7 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int], writ
         for old, new in zip(inputs, parts, strict=True):
             graph.call_function(aten.copy_.default, (old, new))
     output.args = ((),)
-    graph.set_codegen(torch.fx.graph.CodeGen())
+    graph.set_codegen(CodeGen())
     graph.eliminate_dead_code()
     module.recompile()
 

@@ -273,13 +273,14 @@ class ModelProblem:
     ) -> list[tuple[Tensor | None, ...]]:
         """What `grad_of` is given, step by step: samples, their shares in the mean if some are short, seeds, crops."""
         minibatches = minibatches.widened(self._width(batch))
-        samples, counts, shares = minibatches.samples, minibatches.counts, None
+        shares = None
         if not minibatches.whole:
-            share = 1 / counts.clamp(min=1).to(self.x0.dtype)
-            there = torch.arange(samples.shape[2], device=samples.device) < counts.unsqueeze(2)
-            shares = there * share.unsqueeze(2)
-        each = (samples, shares, minibatches.seeds, minibatches.augmentation)
-        split = [[None] * K if x is None else x.unbind(1) for x in each]
+            counts = minibatches.counts.unsqueeze(2)
+            numbers = torch.arange(minibatches.samples.shape[2], device=counts.device)
+            shares = (numbers < counts) / counts.clamp(min=1).to(self.x0.dtype)
+        each = (minibatches.samples, shares, minibatches.seeds, minibatches.augmentation)
+        # contiguous, so that a step's tensors are laid out alike whatever the number of steps
+        split = [[None] * K if x is None else x.transpose(0, 1).contiguous().unbind() for x in each]
         return list(zip(*split, strict=True))
 
     def _width(self, batch: int | None) -> int:

@@ -98,7 +98,9 @@ class Quadratic:
     ) -> list[tuple[Tensor | None, ...]]:
         """What `grad_of` is given, step by step."""
         H, e, noise = minibatches
-        return [(H, e, each) for each in ([None] * K if noise is None else noise.unbind(1))]
+        if noise is None:
+            return [(H, e, None)] * K
+        return [(H, e, each) for each in noise.transpose(0, 1).contiguous().unbind()]
 
     def grad_of(
         self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
