@@ -193,6 +193,27 @@ def test_errors_of_workers_name_the_client() -> None:
         ud.run(broken, ragged(), rounds=1, workers=2)
 
 
+class Hidden(nn.Module):
+    """Draws random numbers of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.dropout(x, 0.3, self.training))
+
+
+def test_problems_that_threads_cannot_share_are_refused() -> None:
+    hidden: Any = ragged(model=Hidden())
+    world: Any = WorldProblem(make_world(3))
+    for problem, reason in ((hidden, "random numbers"), (world, r"no twin\(\)")):
+        with pytest.raises(
+            ud.InvalidInput, match=f"cannot compute this problem side by side.*{reason}"
+        ):
+            ud.run(ud.FedAvg(), problem, rounds=1, workers=2)
+
+
 # what cannot be compiled runs all the same, after one line
 
 
@@ -297,6 +318,14 @@ def test_short_runs_stay_eager_and_long_ones_are_compiled(
     with caplog.at_level(logging.WARNING, logger="undrift"):
         assert asked(problem, rounds=10_000) == Choice("batched", 3)
     assert "no C++ compiler was found" in caplog.text
+
+
+def test_a_quadratic_is_shared() -> None:
+    local = ud.Local(steps=3, lr=0.1)
+    one, two = (
+        ud.run(ud.Scaffold(), quadratic(), rounds=3, local=local, workers=n).x for n in (1, 2)
+    )
+    assert torch.equal(one, two)
 
 
 def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:

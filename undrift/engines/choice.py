@@ -104,8 +104,11 @@ def choose(
     _check_possible(name, problem)
     most = chunk_by_memory(problem, local)
     if name == "sequential":
-        if workers is None and engine == "auto":
-            workers = _workers(problem)
+        alone = _not_shared(problem)
+        if workers is not None and alone:
+            raise InvalidInput(f"workers cannot compute this problem side by side: {alone}")
+        if engine == "auto" and not alone and workers is None and torch.get_num_threads() > 1:
+            workers = torch.get_num_threads()
         choice = Choice(name, workers=workers)
     else:
         chunk = chunk or min(most, _cohort(problem, participation))
@@ -122,10 +125,13 @@ def _check_possible(name: str, problem: "Problem") -> None:
         raise InvalidInput(f"engine '{name}' cannot run this problem: {refusal}")
 
 
-def _workers(problem: "Problem") -> int | None:
-    """One client a core, where the problem can be copied and is computed by the processor."""
-    able = hasattr(problem, "twin") and problem.x0.device.type == "cpu"
-    return torch.get_num_threads() if able and torch.get_num_threads() > 1 else None
+def _not_shared(problem: "Problem") -> str | None:
+    """Why threads cannot compute different clients of a problem at the same time, if they cannot."""
+    if problem.x0.device.type != "cpu":
+        return f"it is on {problem.x0.device}, which all of them would wait for"
+    if not hasattr(problem, "twin"):
+        return f"{type(problem).__name__} has no twin(), a copy for another thread"
+    return getattr(problem, "not_shared", None)
 
 
 def _cohort(problem: "Problem", participation: "Participation") -> int:

@@ -334,6 +334,15 @@ class ModelProblem:
 
     # what people ask
 
+    @property
+    def not_shared(self) -> str | None:
+        """Why threads cannot compute clients side by side, if they cannot."""
+        return (
+            "its random numbers are torch's, which threads share"
+            if self._hidden_randomness
+            else None
+        )
+
     def twin(self) -> "ModelProblem":
         """The same problem with a model of its own, for another thread."""
         other = copy(self)
