@@ -51,7 +51,7 @@ def interleaved(
     found: dict[str, list[float]] = {name: [] for name in rows}
     end = perf_counter() + seconds
     for done in range(repetitions):
-        if done >= 3 and perf_counter() > end:
+        if done >= 2 and perf_counter() > end:
             break
         for name, rounds in rows.items():
             began = perf_counter()
