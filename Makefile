@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format clean bench
 
 demo: .venv/ready  ## compare six methods on digits: a table and a report
 	$(BIN)/undrift run examples/digits.toml
@@ -26,3 +26,6 @@ format: .venv/ready
 
 clean:
 	rm -rf .venv runs
+
+bench: .venv/ready  ## Undrift against a plain PyTorch loop and the limits of the machine
+	$(BIN)/python -m benchmarks.bench

@@ -65,14 +65,30 @@ class RunningMean:
         self.weight = 0.0
         self.shape: Any = None
 
-    def add(self, rows: Any, row: int, weight: float) -> None:
+    def add(self, rows: Any, which: Sequence[int], weights: Sequence[float]) -> None:
+        """Add these rows, one after another."""
         columns = tensors(rows)
         if self.sums is None:
             self.shape = rows
             self.sums = [torch.zeros_like(t[0]) for t in columns]
         for total, t in zip(self.sums, columns, strict=True):
-            total.add_(t[row], alpha=weight)
-        self.weight += weight
+            each = t.unbind()
+            for row in which:
+                total.add_(each[row], alpha=weights[row])
+        for row in which:
+            self.weight += weights[row]
+
+    def add_all(self, rows: Any, weights: Sequence[float]) -> bool:
+        """Add all rows, if sums stay finite as they do unless some row is not; otherwise change nothing.
+
+        To look at the sums takes less than to look at every row.
+        """
+        before = None if self.sums is None else [total.clone() for total in self.sums], self.weight
+        self.add(rows, range(len(weights)), weights)
+        if all(bool(total.isfinite().all()) for total in self.sums or ()):
+            return True
+        self.sums, self.weight = before
+        return False
 
     def mean(self) -> Any:
         assert self.sums is not None
@@ -112,13 +128,17 @@ def carry_out(
     results = setting.engine(exchange.local, down, states, party.clients, lend, setting.chunk)
     for clients, up, client in results:
         states.check(client, f"round {t}")
-        sound = _sound(up, client, len(clients), problem.x0)
-        good = [row for row, ok in enumerate(sound) if ok]
-        for row in good:
-            mean.add(up, row, party.weights[position[clients[row]]])
+        weights = [party.weights[position[i]] for i in clients]
+        fit = _fit(up, client, len(clients), problem.x0)
+        if fit and _finite(client) and mean.add_all(up, weights):
+            good = list(range(len(clients)))
+        else:
+            sound = _sound(up, client, len(clients)) if fit else [False] * len(clients)
+            good = [row for row, ok in enumerate(sound) if ok]
+            mean.add(up, good, weights)
         kept = client if len(good) == len(clients) else _rows(client, good)
         new_states.append(([clients[row] for row in good], kept))
-        lost = tuple(i for i, ok in zip(clients, sound, strict=True) if not ok)
+        lost = tuple(clients[row] for row in sorted({*range(len(clients))} - {*good}))
         for i in lost:
             log.warning(
                 "round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i
@@ -164,17 +184,23 @@ def _cohort(
     )
 
 
-def _sound(up: Any, client: Any, count: int, x: Tensor) -> list[bool]:
-    """Whether each row may enter the mean: vectors like the model, or single numbers, all finite."""
+def _fit(up: Any, client: Any, count: int, x: Tensor) -> bool:
+    """Whether all are vectors like the model, or single numbers, a row a client."""
+    return all(
+        t.dim() == 2 and len(t) == count and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
+        for t in (*tensors(up), *tensors(client))
+    )
+
+
+def _finite(record: Any) -> bool:
+    """Whether a sum over each row is finite, which it is not if a number in it is not."""
+    return all(bool(t.sum(1).isfinite().all()) for t in tensors(record))
+
+
+def _sound(up: Any, client: Any, count: int) -> list[bool]:
+    """Whether each row may enter the mean: all numbers in it are finite."""
     sound = torch.ones(count, dtype=torch.bool)
-    for t in [*tensors(up), *tensors(client)]:
-        if (
-            t.dim() != 2
-            or len(t) != count
-            or t.shape[1] not in (x.numel(), 1)
-            or t.dtype != x.dtype
-        ):
-            return [False] * count
+    for t in (*tensors(up), *tensors(client)):
         sound &= t.isfinite().all(1).cpu()
     return sound.tolist()
 

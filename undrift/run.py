@@ -12,7 +12,7 @@ from torch import Tensor
 
 from undrift.checks import check_first_records, check_fit, check_kinds, check_numbers
 from undrift.core import Algorithm, Exchange, exchanges_of
-from undrift.engines import ENGINES, Engine
+from undrift.engines import Choice, choose, engine_of
 from undrift.errors import Diverged, InvalidInput, unknown
 from undrift.exchange import Party, Setting, Traffic, carry_out, to_one
 from undrift.keyed import Key, Purpose, generator
@@ -24,9 +24,6 @@ from undrift.states import ClientStates
 log = logging.getLogger("undrift")
 
 States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by chunk
-
-CHUNK_BYTES = 256 * 2**20  # what one chunk of the batched engine may take
-VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 
 
 @dataclass(frozen=True)
@@ -125,10 +122,11 @@ def run(
     rounds: int,
     participation: Participation | None = None,
     local: Local | None = None,
-    engine: str = "auto",
+    engine: str | Choice = "auto",
     seed: int = 0,
     x0: Tensor | None = None,
     chunk: int | None = None,
+    workers: int | None = None,
     evaluate_every: int = 1,
     start: "State | Result | None" = None,
 ) -> Result:
@@ -151,6 +149,7 @@ def run(
         seed=seed,
         x0=x0,
         chunk=chunk,
+        workers=workers,
         evaluate_every=evaluate_every,
         start=start,
     )
@@ -186,17 +185,19 @@ def rounds(
     rounds: int,
     participation: Participation | None = None,
     local: Local | None = None,
-    engine: str = "auto",
+    engine: str | Choice = "auto",
     seed: int = 0,
     x0: Tensor | None = None,
     chunk: int | None = None,
+    workers: int | None = None,
     evaluate_every: int = 1,
     start: "State | Result | None" = None,
 ) -> Iterator[Round]:
     """The same run as an iterator: each item is a finished round, with `x`, the model after it.
 
     participation   who takes part, all clients by default      local   how they work, one epoch by default
-    engine          "sequential", "batched", or "auto"          chunk   how many clients the batched engine takes at once
+    engine          "auto", "sequential", "batched", "compiled", or the Choice of an earlier run
+    chunk           how many clients are computed at once       workers   sequential: how many side by side, a core each
     x0              where to start, the problem's own by default
     rounds          how many in all, those before `start` included
     start           a `snapshot()` of an earlier round, or a Result, to go on from as if there had been no pause
@@ -213,16 +214,23 @@ def rounds(
     check_kinds(algorithm, problem, participation, local)
     check_numbers(rounds, seed, chunk, evaluate_every)
     check_fit(algorithm, problem, rounds, participation, local)
-    visit = _engine(engine, problem)
+    choice = choose(
+        problem,
+        rounds=rounds,
+        participation=participation,
+        local=local,
+        engine=engine,
+        chunk=chunk,
+        workers=workers,
+    )
     x = _x0(problem, x0)
     fresh = State(0, algorithm.server(x), ClientStates(algorithm.client(x)))
     check_first_records(algorithm, fresh.server)
     if start is not None and x0 is not None:
         raise InvalidInput("give x0 or start, not both: start holds a model already")
     state = fresh if start is None else _continued(start, fresh, rounds)
-    chunk = chunk or _chunk(problem, local)
     largest = float(np.max(problem.weights))
-    plan = _Plan(algorithm, problem, participation, local, visit, seed, chunk, largest)
+    plan = _Plan(algorithm, problem, participation, local, choice, seed, largest)
     return _play(plan, state, rounds, evaluate_every)
 
 
@@ -235,9 +243,8 @@ class _Plan:
     problem: Problem
     participation: Participation
     local: Local
-    engine: Engine
+    choice: Choice
     seed: int
-    chunk: int
     largest_weight: float
 
 
@@ -256,7 +263,8 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
                 party = _party(plan, exchange, draw, when, number)
                 if not any(party.weights):
                     continue  # nobody came, or nobody who counts
-                setting = Setting(problem, plan.engine, plan.chunk, plan.local.solver(when))
+                engine, solver = engine_of(plan.choice, t), plan.local.solver(when)
+                setting = Setting(problem, engine, plan.choice.chunk, solver)
                 key = Key(plan.seed, when, number)
                 outcome = carry_out(exchange, server, state.clients, party, setting, key)
                 server, new = outcome.server, outcome.states
@@ -343,22 +351,3 @@ def _continued(start: "State | Result", fresh: State, rounds: int) -> State:
             "rounds counts from the very beginning"
         )
     return replace(state, clients=state.clients.copy())
-
-
-def _engine(name: str, problem: Problem) -> Engine:
-    if name == "auto":
-        name = getattr(problem, "engine", "batched")  # a problem may know which suits it
-    if name not in ENGINES:
-        raise unknown("engine", str(name), [*ENGINES, "auto"])
-    refusal = getattr(problem, "not_batched", None) if name == "batched" else None
-    if refusal:
-        raise InvalidInput(f"engine 'batched' cannot run this problem: {refusal}")
-    return ENGINES[name]
-
-
-def _chunk(problem: Problem, local: Local) -> int:
-    a_client = problem.x0.numel() * problem.x0.element_size() * VECTORS_A_CLIENT
-    batch_bytes = getattr(problem, "batch_bytes", None)
-    if batch_bytes is not None:
-        a_client += batch_bytes(local.batch)
-    return max(1, CHUNK_BYTES // a_client)

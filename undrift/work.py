@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from undrift.keyed import Key
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
+
+Carried: TypeAlias = tuple[Tensor, ...]
+Runner: TypeAlias = Callable[["Work", Callable[..., Any], Carried, Sequence[int]], Carried]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Work:
         self._minibatches: Any = None
         self._momentum: Tensor | None = None
         self._k: int | None = None  # the step, inside a loop
+        self.runner: Runner | None = None  # how steps are made, where not in turn
         self.K = self._column(steps)
 
     def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
@@ -59,17 +63,7 @@ class Work:
         self._minibatches = self.problem.draw(self._key, self.clients, K, self.solver.batch)
         self._key = replace(self._key, loop=self._key.loop + 1)
         self._momentum = None
-        first_done, last_done, column = min(K), max(K), self._column(K)
-        carried = start
-        for k in range(last_done):
-            self._k = k
-            new = step(*carried)
-            new = (new,) if len(start) == 1 else new
-            if k >= first_done:
-                live = column > k
-                pairs = zip(new, carried, strict=True)
-                new = tuple(torch.where(live, after, before) for after, before in pairs)
-            carried = new
+        carried = (self.runner or in_turn)(self, step, start, K)
         self._k = None
         return carried[0] if len(start) == 1 else carried
 
@@ -96,7 +90,7 @@ class Work:
         The momentum is that of `ud.Local` unless the method brings its own.
         """
         rho = self.solver.momentum if momentum is None else momentum
-        if rho:
+        if isinstance(rho, Tensor) or rho:
             d = d if self._momentum is None else rho * self._momentum + d
             self._momentum = d
         return y - self.lr * d
@@ -122,6 +116,22 @@ class Work:
     def _column(self, numbers: Sequence[int]) -> Tensor:
         column = torch.tensor(numbers, dtype=self.problem.x0.dtype, device=self.problem.x0.device)
         return column if self._single else column.unsqueeze(1)
+
+
+def in_turn(work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]) -> Carried:
+    """Make the steps one after another, as they are written."""
+    first_done, last_done, column = min(steps), max(steps), work._column(steps)
+    carried = start
+    for k in range(last_done):
+        work._k = k
+        new = step(*carried)
+        new = (new,) if len(start) == 1 else new
+        if k >= first_done:
+            live = column > k
+            pairs = zip(new, carried, strict=True)
+            new = tuple(torch.where(live, after, before) for after, before in pairs)
+        carried = new
+    return carried
 
 
 class _Ones:

@@ -6,7 +6,7 @@ from typing import Any
 from undrift.core import check_records, map_tensors
 from undrift.errors import MethodFailure
 from undrift.states import ClientStates
-from undrift.work import Work
+from undrift.work import Runner, Work
 
 
 def batched(
@@ -18,18 +18,33 @@ def batched(
     chunk: int,
 ) -> Iterator[tuple[Sequence[int], Any, Any]]:
     """Visit clients `chunk` at a time."""
+    # A batch of one goes through other kernels (matrix times vector) with other rounding.  So a lone client is
+    # computed twice over, and a chunk of any size gives the same bits.
+    yield from in_chunks(local, down, states, clients, lend, chunk, rows=lambda n: max(n, 2))
+
+
+def in_chunks(
+    local: Callable[[Any, Any, Work], tuple[Any, Any]],
+    down: Any,
+    states: ClientStates,
+    clients: Sequence[int],
+    lend: Callable[[Sequence[int], bool], Work],
+    chunk: int,
+    rows: Callable[[int], int],
+    runner: Runner | None = None,
+) -> Iterator[tuple[Sequence[int], Any, Any]]:
+    """Visit clients a chunk at a time, as `rows(n)` rows for n of them: the first is repeated to fill up."""
     for first in range(0, len(clients), chunk):
         ids = clients[first : first + chunk]
-        # A batch of one goes through other kernels (matrix times vector) with other rounding.  So a lone client is
-        # computed twice over, and a chunk of any size gives the same bits.
-        alone = len(ids) == 1
-        here = [*ids, *ids] if alone else ids
+        count = len(ids)
+        here = [*ids, *[ids[0]] * (rows(count) - count)]
         work = lend(here, False)
+        work.runner = runner
         try:
-            rows = map_tensors(lambda t: t.expand(len(here), *t.shape), down)  # noqa: B023 (used at once)
-            up, client = local(rows, states.gather(here), work)
-            if alone:
-                up, client = (map_tensors(lambda t: t[:1], record) for record in (up, client))
+            spread = map_tensors(lambda t: t.expand(len(here), *t.shape), down)  # noqa: B023 (used at once)
+            up, client = local(spread, states.gather(here), work)
+            if len(here) > count:
+                up, client = (map_tensors(lambda t: t[:count], each) for each in (up, client))  # noqa: B023
             check_records(up, client)
         except Exception as error:
             where = f"clients {_some(ids)}, round {work.t}, stage local"

@@ -1,33 +1,101 @@
-"""The reference: one client after another, vectors `[D]`, nothing clever; errors name the client."""
+"""The reference: one client after another, vectors `[D]`, nothing clever; errors name the client.
 
+With workers, clients are computed side by side by threads, each with a copy of the model and a single core: every client
+is still computed by one thread alone, in the same way, and results come back in order, so any number of workers gives
+the same bits.  Torch's operators do not hold Python's lock, hence threads and not processes.
+"""
+
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local as ThreadLocal
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
 
 from undrift.core import map_tensors
 from undrift.errors import MethodFailure
 from undrift.states import ClientStates
 from undrift.work import Work
 
+Result = tuple[Sequence[int], Any, Any]
+Local = Callable[[Any, Any, Work], tuple[Any, Any]]
+
 
 def sequential(
-    local: Callable[[Any, Any, Work], tuple[Any, Any]],
+    local: Local,
     down: Any,
     states: ClientStates,
     clients: Sequence[int],
     lend: Callable[[Sequence[int], bool], Work],
     chunk: int,
-) -> Iterator[tuple[Sequence[int], Any, Any]]:
+) -> Iterator[Result]:
     """Visit clients one at a time."""
     for i in clients:
-        work = lend([i], True)
-        client = map_tensors(lambda t: t[0], states.gather([i]))
+        yield _visit(local, down, states.gather([i]), i, lend([i], True))
+
+
+def side_by_side(workers: int) -> Callable[..., Iterator[Result]]:
+    """The sequential engine with so many workers."""
+
+    def engine(
+        local: Local,
+        down: Any,
+        states: ClientStates,
+        clients: Sequence[int],
+        lend: Callable[[Sequence[int], bool], Work],
+        chunk: int,
+    ) -> Iterator[Result]:
+        mine, cores = ThreadLocal(), torch.get_num_threads()
+        copies = twins(lend(clients[:1], True).problem, workers)
+
+        def begin() -> None:
+            torch.set_num_threads(1)
+            mine.problem = copies.pop()
+
+        @torch.no_grad()  # which holds for one thread only
+        def visit(i: int, client: Any) -> Result:
+            work = lend([i], True)
+            work.problem = mine.problem
+            return _visit(local, down, client, i, work)
+
+        pool = ThreadPoolExecutor(workers, "undrift", initializer=begin)
         try:
-            up, client = local(down, client, work)
-            up, client = map_tensors(_row, up), map_tensors(_row, client)
-        except Exception as error:
-            where = f"client {i}, round {work.t}, stage local"
-            raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
-        yield [i], up, client
+            waiting: deque[Future[Result]] = deque()
+            for i in clients:
+                waiting.append(pool.submit(visit, i, states.gather([i])))
+                if len(waiting) > 2 * workers:  # results are not heaped up
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(cores)
+
+    return engine
+
+
+TWINS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+
+
+def twins(problem: Any, count: int) -> list[Any]:
+    """So many copies of a problem that can be used at the same time."""
+    known = TWINS.setdefault(problem, [])
+    while len(known) < count:
+        known.append(problem.twin())
+    return known[:count]
+
+
+def _visit(local: Local, down: Any, client: Any, i: int, work: Work) -> Result:
+    client = map_tensors(lambda t: t[0], client)
+    try:
+        up, client = local(down, client, work)
+        up, client = map_tensors(_row, up), map_tensors(_row, client)
+    except Exception as error:
+        where = f"client {i}, round {work.t}, stage local"
+        raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
+    return [i], up, client
 
 
 def _row(t: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
 from undrift.data.sets import check_options
+from undrift.engines import Choice
 from undrift.errors import InvalidInput, unknown
 from undrift.experiment.parts import (
     PARTITIONS,
@@ -138,6 +139,23 @@ def _drawn(name: str, given: Any) -> Any:
     )
 
 
+class EngineSection(Section):
+    """An engine and its settings, as `ud.engines.Choice` has them: what "auto" came to, so that it is the same again."""
+
+    name: Literal["sequential", "batched", "compiled"]
+    chunk: Whole = Field(default=1, ge=1)
+    workers: Whole | None = Field(default=None, ge=1)
+    since: Whole = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> "EngineSection":
+        self.make()
+        return self
+
+    def make(self) -> Choice:
+        return Choice(self.name, self.chunk, self.workers, self.since)
+
+
 class EvaluationSection(Section):
     """How often and what to record of the server's model."""
 
@@ -178,9 +196,8 @@ class Experiment(Section):
     use: list[str] = []  # Python files that register methods, data sets or models of one's own
     rounds: Whole = Field(default=100, ge=1)
     seeds: list[Whole] = [0]
-    engine: Literal["auto", "sequential", "batched"] = "auto"
+    engine: Literal["auto", "sequential", "batched", "compiled"] | EngineSection = "auto"
     threads: Whole | None = Field(default=None, ge=1)
-    chunk: Whole | None = Field(default=None, ge=1)
     checkpoint_every: Whole = Field(default=10, ge=1)
     state_memory: ByteSize | None = None
     target: Number | None = None  # a quality whose price the report tells

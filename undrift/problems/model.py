@@ -2,7 +2,7 @@
 
 import random as Random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import copy, deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import Heterogeneity, measured, picture, summary
+from undrift.problems.minibatches import Minibatches, draw
 from undrift.problems.weights import client_weights
 
 EVALUATION_BATCH = 2048
@@ -27,16 +28,6 @@ FIGURES = ("test", "train", "clients", "gradient")
 
 Loss = Callable[[Any, Tensor], Tensor]
 Prepare = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Minibatches:
-    """Sample numbers `[S, K, batch]`, of which a minibatch has the first `counts` (some are short)."""
-
-    samples: Tensor
-    counts: Tensor
-    seeds: Tensor | None  # of dropout, `[S, K]`
-    augmentation: Tensor | None  # what was drawn for each sample, `[S, K, batch, ...]`
 
 
 def federate(
@@ -166,44 +157,8 @@ class ModelProblem:
     def draw(
         self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> Minibatches:
-        largest = max(self.size(i) for i in clients)
-        width = largest if batch is None else min(batch, largest)
-        shape = len(clients), max(steps), width
-        positions = np.zeros(shape, dtype=np.int64)
-        counts = np.zeros(shape[:2], dtype=np.int64)  # none after a client's last step
-        seeds = np.zeros(shape[:2], dtype=np.int64)
-        augmentation = None if self.augment is None else np.zeros((*shape, 3), dtype=np.int64)
-        for row, (i, K) in enumerate(zip(clients, steps, strict=True)):
-            self._draw_one(key, i, K, batch, positions[row], counts[row])
-            if self.flat.dropouts or self._hidden_randomness:
-                seeds[row, :K] = generator(Purpose.DROPOUT, key, i).integers(2**62, size=K)
-            if self.augment is not None and augmentation is not None:
-                size = min(batch or self.size(i), self.size(i))
-                random = generator(Purpose.AUGMENTATION, key, i)
-                augmentation[row, :K, :size] = self.augment.draw(random, (K, size))
-        return Minibatches(
-            self.index[torch.as_tensor(positions)],
-            torch.as_tensor(counts),
-            torch.as_tensor(seeds) if self.flat.dropouts or self._hidden_randomness else None,
-            None if augmentation is None else torch.as_tensor(augmentation),
-        )
-
-    def _draw_one(
-        self, key: Key, i: int, K: int, batch: int | None, positions: np.ndarray, counts: np.ndarray
-    ) -> None:
-        """Fill in one client's minibatches: pass after pass over its data, each in a new order."""
-        n, begin = self.size(i), int(self.parts.starts[i])
-        size = n if batch is None else min(batch, n)
-        if size == n:  # the whole of it, whose order does not matter
-            positions[:K, :n], counts[:K] = begin + np.arange(n), n
-            return
-        random = generator(Purpose.MINIBATCH, key, i)
-        a_pass = self.steps_per_epoch(i, batch)
-        for first in range(0, K, a_pass):
-            order = begin + random.permutation(n)
-            for k in range(first, min(first + a_pass, K)):
-                part = order[(k - first) * size : (k - first + 1) * size]
-                positions[k, : len(part)], counts[k] = part, len(part)
+        seeded = bool(self.flat.dropouts) or self._hidden_randomness
+        return draw(self.parts, self.index, key, clients, steps, batch, seeded, self.augment)
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
         samples, seeds = minibatches.samples[:, k], minibatches.seeds
@@ -274,17 +229,18 @@ class ModelProblem:
         which = torch.as_tensor(np.flatnonzero(held))
         return self.X[which], self.Y[which]
 
+    @cached_property
+    def _convolves(self) -> bool:
+        return self.flat.has(nn.modules.conv._ConvNd)
+
     @property
     def engine(self) -> str:
         """Which engine suits the model: over clients, convolutions are slower in a batch than one by one."""
-        convolutions = self.flat.has(nn.modules.conv._ConvNd)
-        return "sequential" if convolutions or self.not_batched else "batched"
+        return "sequential" if self._convolves or self.not_batched else "batched"
 
     def batch_bytes(self, batch: int | None) -> int:
         """What one client's minibatch takes while it is computed: inputs, and activations by rule of thumb."""
-        largest = int(self.parts.sizes.max())
-        count = largest if batch is None else min(batch, largest)
-        return 4 * count * self._inputs(self.X[:1]).nbytes
+        return 4 * self._width(batch) * self._inputs(self.X[:1]).nbytes
 
     @cached_property
     def not_batched(self) -> str | None:
@@ -301,7 +257,97 @@ class ModelProblem:
             return f"torch cannot batch it ({str(error).splitlines()[0]})"
         return None
 
+    # what the compiled engine asks
+
+    @property
+    def pieces(self) -> list[int]:
+        """The sizes of the parameters, in the order in which they lie in a vector."""
+        return self.flat.sizes
+
+    def resident(self) -> tuple[Tensor, Tensor]:
+        """What gradients read besides minibatches."""
+        return self.X, self.Y
+
+    def inputs(
+        self, minibatches: Minibatches, K: int, batch: int | None
+    ) -> list[tuple[Tensor | None, ...]]:
+        """What `grad_of` is given, step by step: samples, their shares in the mean if some are short, seeds, crops."""
+        minibatches = minibatches.widened(self._width(batch))
+        shares = None
+        if not minibatches.whole:
+            counts = minibatches.counts.unsqueeze(2)
+            numbers = torch.arange(minibatches.samples.shape[2], device=counts.device)
+            shares = (numbers < counts) / counts.clamp(min=1).to(self.x0.dtype)
+        each = (minibatches.samples, shares, minibatches.seeds, minibatches.augmentation)
+        # contiguous, so that a step's tensors are laid out alike whatever the number of steps
+        split = [[None] * K if x is None else x.transpose(0, 1).contiguous().unbind() for x in each]
+        return list(zip(*split, strict=True))
+
+    def _width(self, batch: int | None) -> int:
+        """Samples in the widest minibatch of any client."""
+        largest = int(self.parts.sizes.max())
+        return largest if batch is None else min(batch, largest)
+
+    def grad_of(
+        self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
+    ) -> Tensor:
+        """The gradient as a function of nothing but tensors: `[S, D]`, every client on its minibatch."""
+        samples, shares, seeds, drawn = minibatch
+        assert samples is not None
+        X, Y = self._inputs(resident[0][samples], drawn), resident[1][samples]
+        if shares is None:
+            return self._gradients(y, X, Y, seeds)
+        self.flat.template.train()
+        each = (0, 0, 0, None if seeds is None else 0, 0)
+        return vmap(grad(self._shared_loss), in_dims=each)(y, X, Y, seeds, shares)
+
+    def _shared_loss(
+        self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None, shares: Tensor
+    ) -> Tensor:
+        """The mean loss of those samples that have a share: a short minibatch filled up with others."""
+        each = vmap(lambda out, target: self.loss(out.unsqueeze(0), target.unsqueeze(0)))
+        return shares @ each(self.flat(y, X, seed), Y).to(shares.dtype)
+
+    def not_compiled(self, minibatch: Sequence[Tensor | None]) -> str | None:
+        """Why such minibatches cannot be computed by a compiled step, if they cannot."""
+        if (
+            self.flat.dropouts
+        ):  # inductor bounds the hash's products as if they were indices, and gets other units
+            return "the model has dropout"
+        return self.not_batched or (self._not_a_mean if minibatch[1] is not None else None)
+
+    @cached_property
+    def _not_a_mean(self) -> str | None:
+        """Why the loss of a short minibatch cannot be found in a full one, if it cannot."""
+        if not self.Y.is_floating_point() and bool((self.Y < 0).any()):
+            return "some targets are negative, which a loss may ignore, and minibatches are of unequal size"
+        some = torch.arange(4).remainder(len(self.X)).unsqueeze(0)
+        seed = torch.zeros(1, dtype=torch.int64) if self.flat.dropouts else None
+        shares = torch.tensor([[1, 1, 1, 0]], dtype=self.x0.dtype) / 3
+        y, X, Y = self.x0.unsqueeze(0), self._inputs(self.X[some]), self.Y[some]
+        padded = self.grad_of(y, self.resident(), (some, shares, seed, None))
+        short = self._gradients(y, X[:, :3], Y[:, :3], seed)
+        off = float((padded - short).norm() / short.norm().clamp(min=1e-12))
+        if off > 1e3 * torch.finfo(self.x0.dtype).eps:
+            return "the loss of a minibatch is no mean over its samples, and minibatches are of unequal size"
+        return None
+
     # what people ask
+
+    @property
+    def not_shared(self) -> str | None:
+        """Why threads cannot compute clients side by side, if they cannot."""
+        return (
+            "its random numbers are torch's, which threads share"
+            if self._hidden_randomness
+            else None
+        )
+
+    def twin(self) -> "ModelProblem":
+        """The same problem with a model of its own, for another thread."""
+        other = copy(self)
+        other.flat = deepcopy(self.flat)
+        return other
 
     def module(self, x: Tensor) -> nn.Module:
         """The model with these parameters."""
@@ -348,6 +394,8 @@ class ModelProblem:
     ) -> Tensor:
         """Of one client."""
         self.flat.template.train(training)
+        if X.dim() == 4 and self._convolves:
+            X = X.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
         y = y.detach().requires_grad_()
         if seed is None or not self._hidden_randomness:
             with torch.enable_grad():

@@ -84,6 +84,35 @@ class Quadratic:
             return g
         return g + (noise[0, k] if y.dim() == 1 else noise[:, k])
 
+    def twin(self) -> "Quadratic":
+        """Itself: nothing in it is ever changed."""
+        return self
+
+    # what the compiled engine asks
+
+    @property
+    def pieces(self) -> list[int]:
+        return [self.H.shape[1]]
+
+    def resident(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def inputs(
+        self, minibatches: tuple[Tensor, Tensor, Tensor | None], K: int, batch: int | None
+    ) -> list[tuple[Tensor | None, ...]]:
+        """What `grad_of` is given, step by step."""
+        H, e, noise = minibatches
+        if noise is None:
+            return [(H, e, None)] * K
+        return [(H, e, each) for each in noise.transpose(0, 1).contiguous().unbind()]
+
+    def grad_of(
+        self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
+    ) -> Tensor:
+        H, e, noise = minibatch
+        assert H is not None and e is not None
+        return _gradient(H, e, y) if noise is None else _gradient(H, e, y) + noise
+
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
         return _gradient(*self._of(clients), y)
 

@@ -10,6 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from undrift.core import Algorithm
+from undrift.engines import Choice
 from undrift.errors import Diverged
 from undrift.local import Local
 from undrift.participation import Participation
@@ -33,9 +34,8 @@ class Settings:
     rounds: int
     participation: Participation
     local: Local
-    engine: str = "auto"
+    engine: str | Choice = "auto"
     seed: int = 0
-    chunk: int | None = None
     evaluate_every: int = 1
     checkpoint_every: int = 10
     state_memory: int | None = None
@@ -140,7 +140,6 @@ def played(settings: Settings, start: State | None = None) -> Iterator[Round]:
         local=settings.local,
         engine=settings.engine,
         seed=settings.seed,
-        chunk=settings.chunk,
         evaluate_every=settings.evaluate_every,
         start=start,
     )

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from undrift.engines import choose
 from undrift.errors import InvalidInput
-from undrift.experiment.description import Experiment
+from undrift.experiment.description import EngineSection, Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.record.directory import (
     FEDERATION,
@@ -56,9 +57,10 @@ def settings_of(experiment: Experiment, made: Federation) -> Settings:
         experiment.rounds,
         experiment.participation.make(),
         experiment.local_of(label),
-        engine=experiment.engine,
+        engine=experiment.engine
+        if isinstance(experiment.engine, str)
+        else experiment.engine.make(),
         seed=seed,
-        chunk=experiment.chunk,
         evaluate_every=experiment.evaluation.every,
         checkpoint_every=experiment.checkpoint_every,
         state_memory=experiment.state_memory,
@@ -67,12 +69,33 @@ def settings_of(experiment: Experiment, made: Federation) -> Settings:
 
 def prepared(experiment: Experiment, out: Path) -> RunDirectory:
     """A directory for an experiment; its runs are checked first, so that nothing begins that cannot end."""
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
+    first = experiment.seeds[0]
+    made = federation(experiment, first)
     for label in experiment.labels:
-        one = experiment.single(label, experiment.seeds[0])
-        played(settings_of(one, federation(one, one.seeds[0])))
+        played(settings_of(experiment.single(label, first), made))
+    experiment = _with_engine(experiment, made)
     if len(experiment.runs()) == 1:
-        experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
+        experiment = experiment.single(experiment.labels[0], first)
     return create(out, experiment, {"seeds": experiment.seeds})
+
+
+def _with_engine(experiment: Experiment, made: Federation) -> Experiment:
+    """The experiment with its engine chosen: the choice may depend on how fast the machine is at the moment, so a run
+    that is repeated or resumed must be told."""
+    if not isinstance(experiment.engine, str):
+        return experiment
+    choice = choose(
+        made.problem,
+        rounds=experiment.rounds,
+        participation=experiment.participation.make(),
+        local=experiment.local_of(experiment.labels[0]),
+        engine=experiment.engine,
+    )
+    words = {"name": choice.engine, "chunk": choice.chunk, "workers": choice.workers}
+    section = EngineSection(**words, since=choice.since)
+    return experiment.model_copy(update={"engine": section})
 
 
 def extended(directory: RunDirectory, rounds: int) -> RunDirectory:

@@ -1,0 +1,71 @@
+"""The workloads of `make bench`, on synthetic tensors of the right shape: no data files are needed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import undrift as ud
+from undrift import models
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    clients: int
+    samples: int  # a client
+    cohort: int
+    steps: int
+    batch: int
+    method: str = "fedavg"
+    lr: float = 0.05
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return {
+            "W1": lambda: models.logistic(784, 10),
+            "W2": lambda: models.mlp(784, 200, 10),
+            "W5": lambda: models.mlp(784, 200, 10),
+            "W3": lambda: models.cnn_pfl(10),
+            "W4": lambda: models.lenet(10),
+            "LSTM": lambda: models.char_lstm(),
+        }[self.name]()
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        n, random = self.clients * self.samples, torch.Generator().manual_seed(1)
+        if self.name == "LSTM":
+            return (
+                torch.randint(80, (n, 80), generator=random),
+                torch.randint(80, (n,), generator=random),
+            )
+        shape = (3, 32, 32) if self.name in ("W3", "W4") else (784,)
+        return (
+            torch.rand(n, *shape, generator=random),
+            torch.randint(10, (n,), generator=random),
+        )
+
+    def problem(self) -> Any:
+        X, Y = self.data()
+        net = self.model()
+        return ud.federate(
+            (X, Y), (X[:10], Y[:10]), model=net, loss=F.cross_entropy, clients=ud.IID(self.clients)
+        )
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "participation": ud.Uniform(self.cohort),
+            "local": ud.Local(steps=self.steps, batch=self.batch, lr=self.lr),
+            "evaluate_every": 10**9,
+        }
+
+
+WORKLOADS = (
+    Workload("W1", 1000, 60, 10, 6, 10),
+    Workload("W2", 100, 512, 10, 16, 32),
+    Workload("W5", 100, 512, 10, 16, 32, method="scaffold"),
+    Workload("W3", 1000, 50, 50, 5, 10),
+    Workload("W4", 100, 500, 10, 8, 64),
+    Workload("LSTM", 100, 2000, 10, 20, 100),
+)

@@ -1,0 +1,360 @@
+"""Engines agree, repeat themselves bit for bit, and say so when they cannot do what was asked."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import undrift as ud
+from tests.federation import PlainFedAvg, WorldProblem, gap, path
+from tests.oracles.world import make_world
+from tests.table import ROWS, Row
+from tests.test_conformance import made
+from tests.test_optimum import quadratic
+from undrift.algorithms.fedavg import Up
+from undrift.engines import choice as choices
+from undrift.engines import program
+from undrift.engines.choice import Choice, choose, compiler
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+
+
+class TracedWorld(WorldProblem):
+    """The oracles' federation with a gradient that can be traced, its vector in two pieces."""
+
+    pieces = [1, 3]
+
+    def resident(self) -> tuple[Tensor, Tensor]:
+        return self.A, self.b
+
+    def inputs(self, minibatches: Any, K: int, batch: int | None) -> list[tuple[Tensor, ...]]:
+        clients, samples = minibatches
+        return [(torch.tensor(clients), each) for each in samples.unbind(1)]
+
+    def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: Any) -> Tensor:
+        A, b = resident
+        which = tuple(minibatch)
+        g = (A[which] @ y.unsqueeze(-1)).squeeze(-1) - b[which]
+        return torch.cat(g.split(self.pieces, 1), 1)  # as a model's gradient is put together
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced steps are run as traced: all of the compiled engine but the compiler."""
+    monkeypatch.setattr(program, "built", lambda graph, arguments, mode: lambda args: graph(*args))
+
+
+@pytest.fixture
+def refusals(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.WARNING, logger="undrift")
+    return lambda: [r.getMessage() for r in caplog.records if "not compiled" in r.getMessage()]
+
+
+def local_of(row: Row, **more: Any) -> ud.Local:
+    steps = [4, 2, 3, 1, 5, 3] if row.unequal else 3
+    return ud.Local(**({"steps": steps, "lr": 0.05, "decay": 0.9} | row.local | more))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_traced_steps_are_the_methods_own(row: Row, interpreted: None, refusals: Any) -> None:
+    problem = TracedWorld(make_world(6, d=4))
+    settings: dict[str, Any] = {"rounds": 4, "local": local_of(row)}
+    if row.partial:
+        settings["participation"] = ud.Uniform(4)
+    ours = path(made(row), problem, engine="compiled", **settings)
+    assert gap(ours, path(made(row), problem, **settings)) < 1e-9
+    assert refusals() == []
+
+
+def ragged(dtype: torch.dtype = torch.float64, **more: Any) -> Any:
+    """A small network on clients of unequal size."""
+    torch.manual_seed(3)
+    X, Y = torch.randn(60, 5, dtype=dtype), torch.randint(0, 3, (60,))
+    sizes = [4, 11, 7, 16, 9, 13]
+    starts = np.cumsum([0, *sizes])
+    clients = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
+    kinds: dict[str, Any] = {"model": net, "loss": F.cross_entropy, "clients": clients}
+    return ud.federate((X, Y), **(kinds | more))
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        {"steps": 5, "batch": 4},
+        {"epochs": 2, "batch": 5, "momentum": 0.7, "weight_decay": 0.1},
+        {"steps": (1, 6), "batch": 3, "clip": 0.5},
+        {"steps": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold()], ids=repr)
+def test_traced_steps_of_a_model_on_ragged_data(
+    algorithm: Any, local: dict[str, Any], interpreted: None, refusals: Any
+) -> None:
+    settings: dict[str, Any] = {
+        "rounds": 3, "participation": ud.Uniform(3), "local": ud.Local(lr=0.1, **local)
+    }  # fmt: skip
+    ours = path(algorithm, ragged(), engine="compiled", **settings)
+    assert gap(ours, path(algorithm, ragged(), **settings)) < 1e-9
+    for chunk in (1, 2):
+        parts = path(algorithm, ragged(), engine="compiled", chunk=chunk, **settings)
+        assert gap(parts, ours) < 1e-9
+    assert refusals() == []
+
+
+@needs_compiler
+def test_compiled_steps_equal_the_others_and_themselves(refusals: Any) -> None:
+    problem = ragged()
+    settings: dict[str, Any] = {
+        "rounds": 4, "participation": ud.Uniform(4), "local": ud.Local(steps=5, batch=4, lr=0.1)
+    }  # fmt: skip
+    for algorithm in (ud.Scaffold(), ud.FedAvg_M_VR(beta=0.4)):
+        ours = path(algorithm, problem, engine="compiled", **settings)
+        assert gap(ours, path(algorithm, problem, **settings)) < 1e-9
+        assert (path(algorithm, ragged(), engine="compiled", **settings) == ours).all()
+    assert refusals() == []
+
+
+def test_unequal_steps_of_any_number_run_the_same_program(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_here = []
+    monkeypatch.setattr(
+        program, "built", lambda graph, *_: made_here.append(1) or (lambda args: graph(*args))
+    )
+    local = ud.Local(steps=(1, 9), batch=4, lr=0.1)
+    ud.run(
+        ud.Scaffold(),
+        ragged(),
+        rounds=12,
+        participation=ud.Uniform(4),
+        local=local,
+        engine="compiled",
+    )
+    assert len(made_here) <= 2  # one for ragged visits, and one if steps happen to be equal
+
+
+@needs_compiler
+def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""
+    made_here = []
+    original = program.built
+    monkeypatch.setattr(program, "built", lambda *args: made_here.append(1) or original(*args))
+    problem = quadratic()
+    for beta, lr in ((0.3, 0.1), (0.6, 0.05)):
+        settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, lr=lr, decay=0.5)}
+        ours = path(ud.FedAvg_M(beta=beta), problem, engine="compiled", **settings)
+        assert gap(ours, path(ud.FedAvg_M(beta=beta), problem, **settings)) < 1e-9
+    assert len(made_here) == 1
+
+
+def test_a_resumed_run_with_its_choice_gives_the_same_bits(interpreted: None) -> None:
+    problem = ragged(torch.float32)
+    settings: dict[str, Any] = {
+        "participation": ud.Uniform(3), "local": ud.Local(steps=3, batch=4, lr=0.1),
+        "engine": Choice("compiled", chunk=2, since=3),
+    }  # fmt: skip
+    whole = ud.run(ud.Scaffold(), problem, rounds=6, **settings)
+    for pause in (1, 2, 3, 5):
+        half = ud.run(ud.Scaffold(), ragged(torch.float32), rounds=pause, **settings)
+        resumed = ud.run(ud.Scaffold(), problem, rounds=6, start=half, **settings)
+        assert torch.equal(resumed.x, whole.x)
+
+
+# workers
+
+
+@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(B=1), ud.FedHBM()], ids=repr)
+def test_any_number_of_workers_gives_the_same_bits(algorithm: Any) -> None:
+    problem, threads = ragged(torch.float32), torch.get_num_threads()
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(epochs=1, batch=4, lr=0.1)}
+    one = path(algorithm, problem, workers=1, **settings)
+    for workers in (2, 3, 8):
+        assert (path(algorithm, problem, workers=workers, **settings) == one).all()
+    assert gap(path(algorithm, problem, engine="batched", **settings), one) < 1e-5
+    assert torch.get_num_threads() == threads
+
+
+def test_errors_of_workers_name_the_client() -> None:
+    class Broken(PlainFedAvg):
+        def local(self, down: Any, client: Any, work: Any) -> Any:
+            if 2 in work.clients:
+                raise ZeroDivisionError("the client's own fault")
+            return super().local(down, client, work)
+
+    broken: Any = Broken()
+    with pytest.raises(ud.MethodFailure, match="client 2, round 1, stage local: ZeroDivision"):
+        ud.run(broken, ragged(), rounds=1, workers=2)
+
+
+class Hidden(nn.Module):
+    """Draws random numbers of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.dropout(x, 0.3, self.training))
+
+
+def test_problems_that_threads_cannot_share_are_refused() -> None:
+    hidden: Any = ragged(model=Hidden())
+    world: Any = WorldProblem(make_world(3))
+    for problem, reason in ((hidden, "random numbers"), (world, r"no twin\(\)")):
+        with pytest.raises(
+            ud.InvalidInput, match=f"cannot compute this problem side by side.*{reason}"
+        ):
+            ud.run(ud.FedAvg(), problem, rounds=1, workers=2)
+
+
+# what cannot be compiled runs all the same, after one line
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        return 2 * out if float(self.layer.weight.detach().sum()) > 0 else out
+
+
+def test_a_model_with_branches_runs_one_by_one(refusals: Any) -> None:
+    problem = ragged(model=Branches())
+    with pytest.raises(ud.InvalidInput, match="engine 'compiled' cannot run this problem: torch"):
+        ud.run(ud.FedAvg(), problem, rounds=1, engine="compiled")
+    settings: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(batch=4)}
+    assert choose(problem, rounds=10**9, **settings).engine == "sequential"
+
+
+def test_dropout_is_not_compiled(refusals: Any) -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.2), nn.Linear(6, 3)).double()
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
+    ours = path(ud.FedAvg(), ragged(model=net), engine="compiled", **settings)
+    assert (ours == path(ud.FedAvg(), ragged(model=net), engine="batched", **settings)).all()
+    assert len(refusals()) == 1 and "dropout" in refusals()[0]
+
+
+def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:
+    class Careful(PlainFedAvg):
+        def local(self, down: Any, client: Any, work: Any) -> Any:
+            def step(y: Any) -> Any:
+                g = work.grad(y)
+                return y - work.lr * (g if float(g.norm()) < 1e9 else 0 * g)
+
+            return Up(down.x - work.loop(step, down.x)), None
+
+    careful: Any = Careful()
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
+    ours = path(careful, ragged(), engine="compiled", **settings)
+    assert (ours == path(careful, ragged(), engine="batched", **settings)).all()
+    assert len(refusals()) == 1 and "computed step by step instead" in refusals()[0]
+
+
+def test_without_a_compiler_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, refusals: Any
+) -> None:
+    def none(*args: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(program, "built", none)
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
+    ours = path(ud.Scaffold(), ragged(), engine="compiled", **settings)
+    assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()
+    assert len(refusals()) == 1 and "No working C++ compiler" in refusals()[0]
+
+
+def test_losses_that_are_no_mean_are_not_padded(interpreted: None, refusals: Any) -> None:
+    def worst(out: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(out, target, reduction="none").max()
+
+    problem = ragged(loss=worst)
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=6, lr=0.1)}
+    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), problem, **settings)) < 1e-9
+    assert len(refusals()) == 1 and "no mean over its samples" in refusals()[0]
+
+
+def test_ignored_targets_are_not_padded(interpreted: None, refusals: Any) -> None:
+    problem = ragged()
+    problem.Y[::7] = -100
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=6, lr=0.1)}
+    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), problem, **settings)) < 1e-9
+    assert len(refusals()) == 1 and "negative" in refusals()[0]
+
+
+# choices
+
+
+def asked(problem: Any, **settings: Any) -> Choice:
+    usual: dict[str, Any] = {
+        "rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
+    }  # fmt: skip
+    return choose(problem, **(usual | settings))
+
+
+def test_short_runs_stay_eager_and_long_ones_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = ragged()
+    monkeypatch.setattr(choices, "_step_seconds", lambda *args: 0.001)
+    monkeypatch.setattr(choices, "compiler", lambda: "g++")
+    with caplog.at_level(logging.INFO, logger="undrift"):
+        assert asked(problem) == Choice("batched", 3)
+    assert "engine: clients in chunks of 3, batched" in caplog.text
+    assert asked(problem, rounds=10_000) == Choice("compiled", 3, since=2)
+    assert "from round 2 on" in str(asked(problem, rounds=10_000))
+    assert asked(problem, rounds=10_000, engine="batched") == Choice("batched", 3)
+    monkeypatch.setattr(choices, "compiler", lambda: None)
+    with caplog.at_level(logging.WARNING, logger="undrift"):
+        assert asked(problem, rounds=10_000) == Choice("batched", 3)
+    assert "no C++ compiler was found" in caplog.text
+
+
+def test_a_quadratic_is_shared() -> None:
+    local = ud.Local(steps=3, lr=0.1)
+    one, two = (
+        ud.run(ud.Scaffold(), quadratic(), rounds=3, local=local, workers=n).x for n in (1, 2)
+    )
+    assert torch.equal(one, two)
+
+
+def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = torch.randn(8, 1, 6, 6), torch.arange(8) % 2
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
+    problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=ud.IID(4))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert asked(problem) == Choice("sequential", workers=2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert asked(problem) == Choice("sequential")
+    assert asked(problem, workers=3) == Choice("sequential", workers=3)
+
+
+def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "free_bytes", lambda: 2000)
+    with pytest.raises(ud.InvalidInput, match=r"one client needs about .* MiB: 8 vectors of 57"):
+        ud.run(ud.FedAvg(), ragged(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "warp"}, "warp"),
+        ({"workers": 0}, "workers must lie in"),
+        ({"engine": "batched", "workers": 2}, "leave workers out"),
+        ({"engine": Choice("batched", 2), "chunk": 3}, "give one or the other"),
+    ],
+    ids=str,
+)
+def test_impossible_choices_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ud.InvalidInput, match=message):
+        ud.run(ud.FedAvg(), ragged(), rounds=1, **settings)

@@ -1,0 +1,205 @@
+"""Which engine a run uses.  Chosen once, before the first round, and small enough to be kept with the run."""
+
+import logging
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from undrift.errors import InvalidInput, unknown
+from undrift.hyper import check_value
+from undrift.keyed import Key
+
+if TYPE_CHECKING:
+    from undrift.local import Local
+    from undrift.participation import Participation
+    from undrift.problems import Problem
+
+log = logging.getLogger("undrift")
+
+NAMES = ("sequential", "batched", "compiled")
+CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take
+VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
+COMPILING_SECONDS = 12.0  # what compiling the steps of a method usually takes, once
+SAVED = 0.5  # the part of a step's time that compiling saves, on the careful side
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine and its settings: with the same choice, a run gives the same bits.
+
+    engine    "sequential", "batched" or "compiled"
+    chunk     how many clients are computed at once (not by "sequential")
+    workers   sequential: clients side by side, each on one core; any number gives the same bits.  None: one client
+              after another on all cores
+    since     the first round that is compiled; those before it are batched
+
+    >>> Choice(**Choice("batched", chunk=10).json())
+    Choice(engine='batched', chunk=10, workers=None, since=1)
+    """
+
+    engine: str
+    chunk: int = 1
+    workers: int | None = None
+    since: int = 1
+
+    def __post_init__(self) -> None:
+        if self.engine not in NAMES:
+            raise unknown("engine", str(self.engine), [*NAMES, "auto"])
+        check_value("run", "chunk", self.chunk, int, within="[1, inf)")
+        check_value("run", "workers", self.workers, int, None, within="[1, inf)")
+        check_value("run", "since", self.since, int, within="[1, inf)")
+        if self.workers is not None and self.engine != "sequential":
+            raise InvalidInput(
+                f"workers compute clients side by side in engine 'sequential'; "
+                f"'{self.engine}' computes them together on all cores: leave workers out"
+            )
+
+    def json(self) -> dict[str, Any]:
+        """The choice as numbers and words."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.engine == "sequential":
+            side = f"{self.workers} side by side" if self.workers else "all cores for each"
+            return f"clients one after another, {side}"
+        start = (
+            f" from round {self.since} on" if self.engine == "compiled" and self.since > 1 else ""
+        )
+        return f"clients in chunks of {self.chunk}, {self.engine}{start}"
+
+
+def choose(
+    problem: "Problem",
+    *,
+    rounds: int,
+    participation: "Participation",
+    local: "Local",
+    engine: "str | Choice" = "auto",
+    chunk: int | None = None,
+    workers: int | None = None,
+) -> Choice:
+    """The engine that suits a run: as asked for, or by what the model is and how long a step takes.
+
+    Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
+    chunks, compiled if the run is long enough to repay it.  The choice is logged at INFO.
+
+    >>> import undrift as ud
+    >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
+    >>> choose(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
+    Choice(engine='batched', chunk=3, workers=None, since=1)
+    """
+    if isinstance(engine, Choice):
+        if chunk is not None or workers is not None:
+            raise InvalidInput("a Choice says chunk and workers itself: give one or the other")
+        _check_possible(engine.engine, problem)
+        return engine
+    name = engine
+    if name == "auto":
+        name = "sequential" if workers else getattr(problem, "engine", "batched")
+    Choice(name, workers=workers)  # refuses what is wrong before anything is tried
+    _check_possible(name, problem)
+    most = chunk_by_memory(problem, local)
+    if name == "sequential":
+        alone = _not_shared(problem)
+        if workers is not None and alone:
+            raise InvalidInput(f"workers cannot compute this problem side by side: {alone}")
+        if engine == "auto" and not alone and workers is None and torch.get_num_threads() > 1:
+            workers = torch.get_num_threads()
+        choice = Choice(name, workers=workers)
+    else:
+        chunk = chunk or min(most, _cohort(problem, participation))
+        choice = Choice(name, chunk)
+        if engine == "auto" and _repays(choice, problem, rounds, participation, local):
+            choice = Choice("compiled", chunk, since=2)
+    log.info("engine: %s", choice)
+    return choice
+
+
+def _check_possible(name: str, problem: "Problem") -> None:
+    refusal = getattr(problem, "not_batched", None) if name != "sequential" else None
+    if refusal:
+        raise InvalidInput(f"engine '{name}' cannot run this problem: {refusal}")
+
+
+def _not_shared(problem: "Problem") -> str | None:
+    """Why threads cannot compute different clients of a problem at the same time, if they cannot."""
+    if problem.x0.device.type != "cpu":
+        return f"it is on {problem.x0.device}, which all of them would wait for"
+    if not hasattr(problem, "twin"):
+        return f"{type(problem).__name__} has no twin(), a copy for another thread"
+    return getattr(problem, "not_shared", None)
+
+
+def _cohort(problem: "Problem", participation: "Participation") -> int:
+    """How many clients take part in a round, at most."""
+    S = getattr(participation, "S", None)
+    return min(S, problem.N) if isinstance(S, int) else problem.N
+
+
+def chunk_by_memory(problem: "Problem", local: "Local") -> int:
+    """How many clients can be computed at once; raises InvalidInput if not even one."""
+    vectors = problem.x0.numel() * problem.x0.element_size() * VECTORS_A_CLIENT
+    batch_bytes = getattr(problem, "batch_bytes", None)
+    batch = 0 if batch_bytes is None else batch_bytes(local.batch)
+    free = free_bytes()
+    if free is not None and vectors + batch > free:
+        raise InvalidInput(
+            f"one client needs about {_size(vectors + batch)}: {VECTORS_A_CLIENT} vectors of {problem.x0.numel():,} "
+            f"numbers ({_size(vectors)}) and a minibatch ({_size(batch)}), and {_size(free)} of memory are free: "
+            "use a smaller batch or model"
+        )
+    budget = CHUNK_BYTES if free is None else min(CHUNK_BYTES, free)
+    return max(1, budget // (vectors + batch))
+
+
+def free_bytes() -> int | None:
+    """The machine's memory that is free, where the system tells."""
+    try:
+        with open("/proc/meminfo") as lines:
+            found = {line.split(":")[0]: line.split()[1] for line in lines}
+        return int(found["MemAvailable"]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.1f} MiB"
+
+
+def compiler() -> str | None:
+    """The C++ compiler that compiled steps need, if there is one."""
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "clang++"))), None)
+
+
+def _repays(
+    choice: Choice, problem: Any, rounds: int, participation: "Participation", local: "Local"
+) -> bool:
+    """Whether compiled steps would save more than compiling takes."""
+    if not hasattr(problem, "grad_of"):
+        return False
+    clients = list(range(min(choice.chunk, problem.N)))
+    steps = local.count(problem, Key(0, 1), clients)
+    chunks = -(-_cohort(problem, participation) // choice.chunk)
+    seconds = rounds * chunks * max(steps) * _step_seconds(problem, clients, local)
+    if SAVED * seconds < COMPILING_SECONDS:
+        return False
+    if compiler() is None:
+        log.warning("not compiled: no C++ compiler was found (g++ or clang++, or set CXX)")
+        return False
+    return True
+
+
+def _step_seconds(problem: Any, clients: list[int], local: "Local") -> float:
+    """How long a gradient of these clients takes, at best."""
+    y = problem.x0.repeat(len(clients), 1)
+    minibatches = problem.draw(Key(0, 0), clients, [1] * len(clients), local.batch)
+    found = []
+    for _ in range(3):
+        began = perf_counter()
+        problem.grad(y, minibatches, 0)
+        found.append(perf_counter() - began)
+    return min(found)

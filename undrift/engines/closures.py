@@ -1,0 +1,64 @@
+"""A step of a method as a function of tensors: what its closure holds, taken out and put back."""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor
+
+from undrift.work import Work
+
+Leaf = Callable[[Any], Any]
+
+
+def replaced(value: Any, leaf: Leaf, note: Callable[[Any], None], seen: dict[int, Any]) -> Any:
+    """The same value with `leaf` applied to every tensor, float and Work that it holds, at any depth.
+
+    `note` is told everything else: two values with equal notes and leaves are alike.
+    """
+    if id(value) in seen:
+        note(list(seen).index(id(value)))
+        return seen[id(value)]
+    if isinstance(value, (Tensor, float, Work)):
+        seen[id(value)] = found = leaf(value)
+        return found
+
+    def inside(part: Any) -> Any:
+        return replaced(part, leaf, note, seen)
+
+    if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        note((type(value), len(value)))
+        return type(value)(inside(part) for part in value)
+    if isinstance(value, FunctionType):
+        note(value.__code__)
+        found = _function(value, inside)
+    elif isinstance(value, MethodType):
+        note(MethodType)
+        found = MethodType(inside(value.__func__), inside(value.__self__))
+    elif isinstance(value, partial):
+        note((partial, tuple(value.keywords)))
+        keywords = {name: inside(part) for name, part in value.keywords.items()}
+        found = partial(inside(value.func), *map(inside, value.args), **keywords)
+    elif is_dataclass(value) and not isinstance(value, type):
+        note(type(value))
+        found = copy(value)
+        for field in fields(value):
+            object.__setattr__(found, field.name, inside(getattr(value, field.name)))
+    else:
+        note(value if isinstance(value, (int, str, bytes, type(None))) else id(value))
+        return value
+    seen[id(value)] = found
+    return found
+
+
+def _function(value: FunctionType, inside: Leaf) -> FunctionType:
+    cells = tuple(CellType(inside(cell.cell_contents)) for cell in value.__closure__ or ())
+    defaults = inside(value.__defaults__)
+    found = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+    found.__kwdefaults__ = value.__kwdefaults__ and {
+        name: inside(part) for name, part in value.__kwdefaults__.items()
+    }
+    return found

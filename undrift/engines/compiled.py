@@ -1,0 +1,250 @@
+"""The cohort as one computation whose steps are compiled: see `program.py` for what is in a step.
+
+Every chunk has the same shape: short minibatches are filled up with samples that have no share in the mean, and a chunk
+that lacks clients with repeated ones.  So a run needs one program, or two if only some of its visits are ragged.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from undrift.engines.batched import in_chunks
+from undrift.engines.closures import replaced
+from undrift.engines.program import Layout, compile_step
+from undrift.states import ClientStates
+from undrift.work import Carried, Work, in_turn
+
+log = logging.getLogger("undrift")
+
+Step: TypeAlias = Callable[..., Any]
+Minibatch: TypeAlias = Sequence[Tensor | None]  # what a problem's grad_of is given
+
+
+def compiled(
+    local: Callable[[Any, Any, Work], tuple[Any, Any]],
+    down: Any,
+    states: ClientStates,
+    clients: Sequence[int],
+    lend: Callable[[Sequence[int], bool], Work],
+    chunk: int,
+) -> Iterator[tuple[Sequence[int], Any, Any]]:
+    """Visit clients `chunk` at a time with compiled steps."""
+    compiler = compiler_of(lend(clients[:1], True).problem)
+    # few numbers of rows, because each is another program: the chunk, or a power of two below it
+    rows = lambda n: min(max(chunk, 2), max(2, 1 << (n - 1).bit_length()))
+    yield from in_chunks(local, down, states, clients, lend, chunk, rows, compiler.run)
+
+
+class Refused(Exception):
+    """Why something cannot be compiled."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a step's closure holds: its tensors and numbers, and a key that is the same for steps that are alike."""
+
+    tensors: list[Tensor]
+    numbers: list[float]
+    key: tuple[Any, ...]
+
+
+def held(step: Step) -> Held:
+    """What a step's closure holds."""
+    tensors: list[Tensor] = []
+    numbers: list[float] = []
+    key: list[Any] = []
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            key.append(_shape(value))
+        elif isinstance(value, float):
+            numbers.append(value)
+            key.append(float)
+        else:
+            key.append(Work)
+        return value
+
+    replaced(step, leaf, key.append, {})
+    return Held(tensors, numbers, tuple(key))
+
+
+def rebound(step: Step, tensors: Iterator[Tensor], numbers: Iterator[Tensor], work: Work) -> Step:
+    """The same step with other tensors, numbers and work in its closure."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(tensors)
+        return next(numbers) if isinstance(value, float) else work
+
+    return replaced(step, leaf, lambda note: None, {})
+
+
+def _shape(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device
+
+
+class Compiler:
+    """The compiled steps of one problem, made when they are first needed and kept as long as the problem."""
+
+    def __init__(self) -> None:
+        self.programs: dict[Any, Program | Refused] = {}
+        self.kept: list[Step] = []  # what keys know by identity must not be replaced by others
+        self.refusals: set[str] = set()
+
+    def run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
+        """Make the steps with a compiled program; in turn, after one line of notice, if there can be none."""
+        try:
+            return self._run(work, step, start, steps)
+        except Refused as why:
+            if str(why) not in self.refusals:
+                self.refusals.add(str(why))
+                log.warning("not compiled, computed step by step instead: %s", why)
+            return in_turn(work, step, start, steps)
+
+    def _run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
+        problem: Any = work.problem
+        if not hasattr(problem, "grad_of"):
+            raise Refused(f"{type(problem).__name__} has no grad_of, a gradient that can be traced")
+        minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
+        lives = _lives(work, steps)
+        carried = tuple(t.clone(memory_format=torch.contiguous_format) for t in start)
+        inside, solver = held(step), work.solver
+        key = (
+            inside.key, lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
+            tuple(map(_shape, carried)), tuple(x is None or _shape(x) for x in minibatches[0]),
+        )  # fmt: skip
+        if key not in self.programs:
+            self.kept.append(step)
+            self.programs[key] = _made(work, step, inside, carried, minibatches[0], lives)
+        program = self.programs[key]
+        if isinstance(program, Refused):
+            raise program
+        program(carried, _fixed(work, inside), minibatches, lives)
+        return carried
+
+
+def _lives(work: Work, steps: Sequence[int]) -> list[Tensor] | None:
+    """Who has not made all his steps yet, step by step; None if all make as many."""
+    if min(steps) == max(steps):
+        return None
+    numbers = torch.arange(max(steps), device=work.K.device).view(-1, 1, 1)
+    return list((work._column(steps) > numbers).unbind())
+
+
+def _fixed(work: Work, inside: Held) -> list[Tensor]:
+    """What stays the same during a loop, in the order in which a program takes it."""
+    # in float64, so that a number means in a tensor what it meant before
+    numbers = torch.tensor([work.lr, work.t, *inside.numbers], dtype=torch.float64)
+    problem: Any = work.problem
+    return [*inside.tensors, *numbers.to(work.K.device).unbind(), work.K, *problem.resident()]
+
+
+def _made(
+    work: Work, step: Step, inside: Held, carried: Carried, minibatch: Minibatch, lives: Any
+) -> "Program | Refused":
+    why = getattr(work.problem, "not_compiled", lambda minibatch: None)(minibatch)
+    if why:
+        return Refused(why)
+    try:
+        with warnings.catch_warnings():  # torch warns of its own deprecated parts
+            warnings.simplefilter("ignore")
+            return Program(work, step, inside, carried, minibatch, lives)
+    except Exception as error:  # torch raises many kinds for what it cannot trace or compile
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        return Refused(f"{type(error).__name__}: {reason}")
+
+
+class Program:
+    """A compiled step, with the momentum of the local solver carried along if the step uses it."""
+
+    def __init__(
+        self,
+        work: Work,
+        step: Step,
+        inside: Held,
+        carried: Carried,
+        minibatch: Minibatch,
+        lives: list[Tensor] | None,
+    ):
+        problem: Any = work.problem
+        self.layout = Layout.of(problem.x0.numel(), problem.pieces)
+        self.momentum = False
+        present = [x for x in minibatch if x is not None]
+        others = [*_fixed(work, inside), *present, *(lives[:1] if lives else [])]
+
+        def traced(now: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+            it = iter(given)
+            tensors, lr, t = [next(it) for _ in inside.tensors], next(it), next(it)
+            numbers, K = [next(it) for _ in inside.numbers], next(it)
+            resident = [next(it) for _ in problem.resident()]
+            twin: Any = copy(work)
+            twin.lr, twin.t, twin.K, twin._k = lr, t, K, 0
+            twin.problem = _OnInputs(
+                problem, resident, [None if x is None else next(it) for x in minibatch]
+            )
+            twin._momentum = now[-1] if self.momentum else None
+            values = now[:-1] if self.momentum else now
+            new = rebound(step, iter(tensors), iter(numbers), twin)(*values)
+            new = [new] if len(values) == 1 else list(new)
+            if twin._momentum is not None:
+                if not self.momentum:
+                    raise _UsesMomentum
+                new.append(twin._momentum)
+            if lives is None:
+                return new
+            alive = next(it)
+            return [torch.where(alive, a, b) for a, b in zip(new, now, strict=True)]
+
+        try:
+            self.call = compile_step(traced, carried, others, self.layout)
+        except _UsesMomentum:
+            self.momentum = True
+            self.call = compile_step(traced, self._with_momentum(carried), others, self.layout)
+
+    def _with_momentum(self, carried: Carried) -> Carried:
+        return (*carried, torch.zeros_like(carried[0])) if self.momentum else carried
+
+    def __call__(
+        self,
+        carried: Carried,
+        fixed: list[Tensor],
+        minibatches: Sequence[Minibatch],
+        lives: list[Tensor] | None,
+    ) -> None:
+        """Make all steps, writing over what is carried."""
+        always = [
+            piece for t in (*self._with_momentum(carried), *fixed) for piece in self.layout.apart(t)
+        ]
+        for k, minibatch in enumerate(minibatches):
+            given = [x for x in minibatch if x is not None]
+            self.call([*always, *given, *(lives[k : k + 1] if lives else ())])
+
+
+class _UsesMomentum(Exception):
+    """A step turned out to use the local solver's momentum."""
+
+
+class _OnInputs:
+    """The problem as a traced step sees it: gradients of given minibatches and nothing else."""
+
+    def __init__(self, problem: Any, resident: Sequence[Tensor], minibatch: Minibatch):
+        self._problem, self._resident, self._minibatch = problem, resident, minibatch
+
+    def grad(self, y: Tensor, minibatches: Any, k: int) -> Tensor:
+        return self._problem.grad_of(y, self._resident, self._minibatch)
+
+
+COMPILERS: WeakKeyDictionary[Any, Compiler] = WeakKeyDictionary()
+
+
+def compiler_of(problem: Any) -> Compiler:
+    """The compiler of a problem, shared by all its runs."""
+    return COMPILERS.setdefault(problem, Compiler())
