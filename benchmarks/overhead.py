@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import undrift as ud
 from undrift.cli.progress import shown
-from undrift.experiment import Experiment
+from undrift.experiment.toml import described
 from undrift.record.directory import as_line, figures
 from undrift.record.recorded import Settings, played, recorded
 from undrift.record.running import Update
@@ -49,7 +49,7 @@ def bare(run: Settings) -> None:
 def kept(run: Settings) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        experiment = Experiment(algorithm={"name": "fedavg"}, rounds=ROUNDS)
+        experiment = described({"algorithm": {"name": "fedavg"}, "rounds": ROUNDS})
 
         def updates() -> Iterator[Update]:
             for r in recorded(folder, run):

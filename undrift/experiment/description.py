@@ -277,6 +277,11 @@ class Experiment(Section):
         return self
 
     @property
+    def engine_choice(self) -> str | Choice:
+        """The engine, as `ud.rounds` takes it."""
+        return self.engine if isinstance(self.engine, str) else self.engine.make()
+
+    @property
     def methods(self) -> dict[str, AlgorithmSection]:
         """Every method by its label."""
         return {self.algorithm.name: self.algorithm} if self.algorithm else self.algorithms
