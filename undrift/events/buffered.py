@@ -70,7 +70,7 @@ class Buffered:
         """Send clients out where there is room; the bytes that were sent."""
         clock, live, plan = self.clock, self.clock.live, self.clock.plan
         room = self.server.at_work - len(live.out)
-        found = clock.line.ask(room, thorough=thorough) if room > 0 else []
+        found = clock.line.ask(max(room, 0), thorough=thorough)
         if not found:
             return 0
         exchange = self._exchange(t)

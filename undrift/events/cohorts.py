@@ -66,7 +66,7 @@ class Cohorts:
         found = clock.line.ask(wanted, stay)
         while not found:
             if live.wake == math.inf:
-                found = clock.line.ask(wanted, thorough=True)
+                found = clock.line.ask(wanted, stay, thorough=True)
                 if not found and live.wake == math.inf:
                     raise clock.deserted(t)
             else:
