@@ -141,7 +141,7 @@ def _check_deadline(
     best, who = float("inf"), 0
     for i in range(min(problem.N, LOOKED_AT)):
         (K,) = fewest.count(problem, Key(seed, 1), [i])
-        *_, returns = course(calm, seed, i, 0, K, 0.0, 0, 0)
+        *_, returns = course(calm, calm.device(seed, i), seed, i, 0, K, 0.0, 0, 0)
         if returns <= server.seconds:
             return
         if returns < best:

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -216,10 +217,20 @@ class Population:
                 )
         self.availability.check(N)
 
-    @property
+    @cached_property
     def _values(self) -> dict[str, Value | None]:
         link = self.link
         return {"pace": self.pace, "latency": link.latency, "down": link.down, "up": link.up}
+
+    @cached_property
+    def _drawn(self) -> bool:
+        """Whether clients differ by chance."""
+        return any(isinstance(value, LogNormal | Tiers) for value in self._values.values())
+
+    @cached_property
+    def _lucky(self) -> bool:
+        """Whether visits differ by chance."""
+        return self.jitter > 0 or self.dropout != Dropout()
 
     @property
     def instant(self) -> bool:
@@ -233,17 +244,16 @@ class Population:
 
     def device(self, seed: int, client: int) -> Device:
         """What a client is like; the same whenever it is asked."""
-        values = self._values
         z, u = (0.0,) * 4, 0.0
-        if any(isinstance(value, LogNormal | Tiers) for value in values.values()):
+        if self._drawn:
             random = generator(Purpose.DEVICE, Key(seed, 0), client)
             z, u = random.standard_normal(4).tolist(), float(random.random())
-        found = [_of(value, client, z[j], u) for j, value in enumerate(values.values())]
+        found = [_of(value, client, z[j], u) for j, value in enumerate(self._values.values())]
         return Device(*found)
 
     def luck(self, seed: int, client: int, visit: int) -> tuple[float, bool, bool]:
         """Of one visit: the factor of its pace, and whether the client vanishes before or after the work."""
-        if not self.jitter and self.dropout == Dropout():
+        if not self._lucky:
             return 1.0, False, False
         random = generator(Purpose.VISIT, Key(seed, visit), client)
         factor = math.exp(self.jitter * float(random.standard_normal()))

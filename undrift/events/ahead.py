@@ -6,17 +6,20 @@ as many as fit a chunk; the batched engine gives the same bits in any company.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
-from undrift.core import exchanges_of, map_tensors, rebuild, tensors
+from undrift.core import exchanges_of, rebuild, tensors
 from undrift.engines.sequential import sequential
 from undrift.events.flight import InFlight, Visit
 from undrift.keyed import Key
 from undrift.run import Plan
 from undrift.states import ClientStates
 from undrift.work import Work
+
+Row: TypeAlias = tuple[Any, list[Tensor]]  # a record, for its form, and one client's tensors of it
 
 
 class Ahead:
@@ -27,7 +30,7 @@ class Ahead:
         # one after another there is nothing to gain by computing early
         self.together = 1 if plan.engine is sequential else plan.chunk
         self.waiting: dict[int, dict[int, Visit]] = {}  # by version and client
-        self.answers: dict[int, tuple[Any, Any]] = {}  # by client: a row of Ups, a row of states
+        self.answers: dict[int, tuple[Row, Row]] = {}  # by client: Up and state
         for visit in [*live.buffer, *(v for _, _, v in live.out)]:
             self.expect(visit)
 
@@ -55,11 +58,11 @@ class Ahead:
             return Work(plan.problem, solver, clients, [steps[i] for i in clients], key, single)
 
         ids, down = [v.client for v in group], self.live.downs[version]
-        for some, up, state in plan.engine(
-            exchange.local, down, self.clients, ids, lend, plan.chunk
-        ):
+        answers = plan.engine(exchange.local, down, self.clients, ids, lend, plan.chunk)
+        for some, up, state in answers:
+            ups, states = _rows(up, len(some)), _rows(state, len(some))
             for row, client in enumerate(some):
-                self.answers[client] = _row(up, row, len(some)), _row(state, row, len(some))
+                self.answers[client] = ups[row], states[row]
         for client in ids:
             del waiting[client]
         if not waiting:
@@ -71,34 +74,36 @@ class Ahead:
         def replay(
             local: Any, down: Any, states: Any, clients: Sequence[int], lend: Any, chunk: int
         ) -> Iterator[tuple[Sequence[int], Any, Any]]:
-            rows = [self.answers.pop(i) for i in clients]
-            rows = [(_scaled(up, discount.get(i, 1.0)), s) for i, (up, s) in zip(clients, rows, strict=True)]
-            joined = _joined([up for up, _ in rows]), _joined([s for _, s in rows])
-            if None not in joined:
-                yield clients, joined[0][0], joined[1][0]  # pyright: ignore[reportOptionalSubscript]
+            found = [self.answers.pop(i) for i in clients]
+            ups = [_scaled(up, discount.get(i, 1.0)) for i, (up, _) in zip(clients, found, strict=True)]
+            states = [state for _, state in found]
+            if _alike(ups) and _alike(states):
+                yield clients, _joined(ups), _joined(states)
                 return
-            for i, (up, state) in zip(clients, rows, strict=True):
-                yield [i], up, state
+            for i, up, state in zip(clients, ups, states, strict=True):
+                yield [i], _joined([up]), _joined([state])
 
         return replay
 
 
-def _row(record: Any, row: int, count: int) -> Any:
-    """One client's part of an answer; all of it where it has not a row a client, which is then found out."""
-    if any(t.dim() == 0 or len(t) != count for t in tensors(record)):
-        return record
-    return map_tensors(lambda t: t[row : row + 1], record)
+def _rows(record: Any, count: int) -> list[Row]:
+    """Each client's part of an answer; all of it where it has not a row a client, which is then found out."""
+    whole = tensors(record)
+    if any(t.dim() == 0 or len(t) != count for t in whole):
+        return [(record, whole)] * count
+    return [(record, [t[row : row + 1] for t in whole]) for row in range(count)]
 
 
-def _scaled(up: Any, factor: float) -> Any:
-    return up if factor == 1 else map_tensors(lambda t: factor * t, up)
+def _scaled(row: Row, factor: float) -> Row:
+    return row if factor == 1 else (row[0], [factor * t for t in row[1]])
 
 
-def _joined(rows: list[Any]) -> tuple[Any] | None:
-    """The rows as one record (in a tuple, for a record may be None); None if they are of different form."""
-    parts = [tensors(row) for row in rows]
-    forms = {(type(row), tuple((t.shape, t.dtype) for t in part)) for row, part in zip(rows, parts, strict=True)}
-    if len(forms) > 1:
-        return None
-    columns = [torch.cat([part[f] for part in parts]) for f in range(len(parts[0]))]
-    return (rebuild(rows[0], iter(columns)),)
+def _alike(rows: list[Row]) -> bool:
+    """Whether rows are of one form, so that they can be joined."""
+    return len({(type(form), *((t.shape, t.dtype) for t in row)) for form, row in rows}) == 1
+
+
+def _joined(rows: list[Row]) -> Any:
+    """Rows as one record."""
+    columns = [torch.cat(column) for column in zip(*(row for _, row in rows), strict=True)]
+    return rebuild(rows[0][0], iter(columns))

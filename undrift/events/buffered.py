@@ -78,15 +78,14 @@ class Buffered:
             live.downs[t - 1] = exchange.send(state.server)
         down = live.downs[t - 1]
         up = clock.size_up(exchange, down, state, found[0].client, t, 0)
+        sizes = nbytes(down), up
         steps = plan.local.count(plan.problem, Key(plan.seed, t), [each.client for each in found])
         for (client, count, until), K in zip(found, steps, strict=True):
             weight = count or float(plan.problem.weights[client]) / plan.largest_weight
-            visit = clock.send(
-                clock.population, client, K, weight, t - 1, (nbytes(down), up), until
-            )
+            visit = clock.send(clock.population, client, K, weight, t - 1, sizes, until)
             live.depart(visit)
             self.ahead.expect(visit)
-        return nbytes(down) * len(found)
+        return sizes[0] * len(found)
 
     def _exchange(self, t: int) -> Exchange:
         (exchange,) = exchanges_of(self.clock.plan.algorithm, t)

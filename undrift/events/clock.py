@@ -12,12 +12,13 @@ from undrift.events.flight import InFlight, Timing, Visit, course
 from undrift.events.line import Line
 from undrift.exchange import Traffic
 from undrift.keyed import Key
-from undrift.population import Population
+from undrift.population import Device, Population
 from undrift.run import Plan, State, States
 from undrift.states import ClientStates
 from undrift.work import Work
 
 PICTURED = 1000  # visits of a run that are told one by one
+REMEMBERED = 10_000  # clients of whom it is remembered what they are like
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Clock:
         self.ended: list[Visit] = []  # in this round
         self.old: States = []  # states that this round has written over already
         self._sizes: dict[tuple[bool, int, str], int] = {}
+        self._devices: dict[int, Device] = {}
 
     def begin(self) -> Any:
         """Begin a round; what it returns undoes it."""
@@ -67,12 +69,27 @@ class Clock:
         live.tally.dispatched(client)
         live.dispatches += 1
         steps, fate, *moments = course(
-            population, self.plan.seed, client, number, steps, live.time, *sizes, until
+            population,
+            self._device(client),
+            self.plan.seed,
+            client,
+            number,
+            steps,
+            live.time,
+            *sizes,
+            until,
         )
         order = live.dispatches
         return Visit(client, number, version, steps, order, fate, weight, live.time, *moments)
 
-    @torch.no_grad()
+    def _device(self, client: int) -> Device:
+        """What a client is like; some are remembered, for drawing takes time."""
+        if client not in self._devices:
+            if len(self._devices) == REMEMBERED:
+                self._devices.clear()
+            self._devices[client] = self.population.device(self.plan.seed, client)
+        return self._devices[client]
+
     def size_up(
         self, exchange: Exchange, down: Any, state: State, client: int, when: int, number: int
     ) -> int:
@@ -87,8 +104,9 @@ class Clock:
             def lend(clients: Sequence[int], single: bool) -> Work:
                 return Work(plan.problem, solver, clients, [1] * len(clients), key, single)
 
-            answers = plan.engine(exchange.local, down, state.clients, [client], lend, 1)
-            self._sizes[kind] = sum(nbytes(up) for _, up, _ in answers)
+            with torch.no_grad():
+                answers = plan.engine(exchange.local, down, state.clients, [client], lend, 1)
+                self._sizes[kind] = sum(nbytes(up) for _, up, _ in answers)
         return self._sizes[kind]
 
     def account(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from undrift.core import map_tensors, rebuild, record, tensors
-from undrift.population import Population
+from undrift.population import Device, Population
 
 ARRIVES, BEFORE, AFTER, LEFT, LATE = "arrives", "lost before", "lost after", "left", "late"
 FATES = (ARRIVES, BEFORE, AFTER, LEFT, LATE)  # stored by number: append, never renumber
@@ -50,6 +50,7 @@ class Visit:
 
 def course(
     population: Population,
+    device: Device,
     seed: int,
     client: int,
     visit: int,
@@ -63,7 +64,6 @@ def course(
 
     `until` is when the client leaves.  A loss is noticed when it happens: the connection breaks.
     """
-    device = population.device(seed, client)
     factor, vanishes_before, vanishes_after = population.luck(seed, client, visit)
     a_step = device.pace * population.work * factor
     if population.budget is not None and a_step > 0:
