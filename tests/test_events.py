@@ -2,9 +2,11 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -261,20 +263,29 @@ def test_a_run_without_a_clock_may_go_on_with_one() -> None:
 # states stay consistent
 
 
-@given(st.integers(0, 2**32), st.data())
+SUMS = [  # the server's sum, and what each client adds to it
+    (ud.Scaffold(), "c", "c"),
+    (ud.Scaffold(option=1, B=1), "c", "c"),
+    (ud.ScaffoldMVR(0.3), "c", "c"),
+    (ud.FedDyn(alpha=1.5), "h", "g"),
+]
+KINDS = [ud.Buffer(1, 4), ud.Buffer(3, 5), ud.Deadline(3.0), ud.Synchronous()]
+
+
+@given(st.integers(0, 2**32), st.sampled_from(KINDS), st.sampled_from(SUMS))
 @settings(max_examples=25, deadline=None)
-def test_c_is_the_mean_of_the_c_i_whatever_is_lost_or_late(seed: int, data: Any) -> None:
-    server = data.draw(
-        st.sampled_from([ud.Buffer(1, 4), ud.Buffer(3, 5), ud.Deadline(3.0), ud.Synchronous()])
-    )
-    method = data.draw(st.sampled_from([ud.Scaffold(), ud.Scaffold(option=1, B=1), ud.ScaffoldMVR(0.3)]))
+def test_c_is_the_mean_of_the_c_i_whatever_is_lost_or_late(
+    seed: int, server: Any, sum_: Any
+) -> None:
+    method, of_server, of_client = sum_
     p = [0.1, 0.2, 0.3, 0.1, 0.2, 0.1]
     problem, worst, lost = quadratic(p), 0.0, 0
     for r in ud.rounds(method, problem, rounds=25, local=ud.Local(steps=(1, 4), lr=0.03), seed=seed,
                        population=ROUGH, server=server, participation=ud.Uniform(4)):  # fmt: skip
         state = r.snapshot()
-        own = state.clients.gather(range(6)).c
-        worst = max(worst, float((torch.tensor(p, dtype=own.dtype) @ own - state.server.c).abs().max()))
+        own = getattr(state.clients.gather(range(6)), of_client)
+        gap = torch.tensor(p, dtype=own.dtype) @ own - getattr(state.server, of_server)
+        worst = max(worst, float(gap.abs().max()))
         lost += len(r.timing.lost) if r.timing else 0
     assert lost > 0
     assert worst < 1e-12
@@ -307,7 +318,9 @@ def test_a_lost_update_leaves_the_clients_state_as_it_was() -> None:
     """With every second answer lost, only clients that were used have a state of their own."""
     pop = ud.Population(pace=1.0, dropout=ud.Dropout(after=0.5))
     before = None
-    for r in ud.rounds(ud.Scaffold(), quadratic(), rounds=20, seed=2, population=pop, local=ud.Local(steps=2)):
+    for r in ud.rounds(
+        ud.Scaffold(), quadratic(), rounds=20, seed=2, population=pop, local=ud.Local(steps=2)
+    ):
         state = r.snapshot().clients.gather(range(N)).c
         if before is not None:
             changed = (state != before).any(1).nonzero().flatten().tolist()
@@ -326,3 +339,11 @@ def test_a_round_that_fails_is_undone() -> None:
     for a, b in zip(tensors(stopped.state.flight), tensors(last.snapshot().flight), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(stopped.x, last.x)
+
+
+def test_the_example_of_the_document_runs() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "asynchrony.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["result"].history[-1].time > 0

@@ -38,7 +38,13 @@ def distance(run: Any) -> float:
     return run.history[-1].metrics["distance"]
 
 
-SOUND = [ud.Scaffold(), ud.Scaffold(option=1), ud.ScaffoldM(0.3), ud.ScaffoldMVR(0.5), ud.FedDyn(alpha=1.5)]
+SOUND = [
+    ud.Scaffold(),
+    ud.Scaffold(option=1),
+    ud.ScaffoldM(0.3),
+    ud.ScaffoldMVR(0.5),
+    ud.FedDyn(alpha=1.5),
+]
 
 
 @pytest.mark.parametrize("population", [UNEVEN, LOSSY], ids=["uneven", "lossy"])
@@ -119,7 +125,9 @@ def test_fednova_with_steps_drawn_by_visit() -> None:
 
 def test_chi2_is_the_distance_of_the_weights_that_clients_had() -> None:
     p, intended = np.array(P), quadratic(P)
-    run = ended(ud.FedAvg(), LOSSY, rounds=60, problem=intended, local=ud.Local(steps=(1, 6), lr=0.02))
+    run = ended(
+        ud.FedAvg(), LOSSY, rounds=60, problem=intended, local=ud.Local(steps=(1, 6), lr=0.02)
+    )
     plain, by_steps = np.zeros(N), np.zeros(N)
     for r in run.history:
         who = list(r.clients)

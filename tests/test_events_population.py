@@ -100,7 +100,9 @@ def test_as_many_steps_as_fit() -> None:
 
 def test_steps_drawn_by_visit_are_those_of_the_other_engines() -> None:
     pop = ud.Population(pace=1.0)
-    found = rounds(population=pop, local=ud.Local(epochs=(2, 5)), participation=ud.Uniform(3), rounds=40)
+    found = rounds(
+        population=pop, local=ud.Local(epochs=(2, 5)), participation=ud.Uniform(3), rounds=40
+    )
     steps = [K for r in found for K in r.timing.steps]
     assert set(steps) == {2, 3, 4, 5}
 
@@ -181,7 +183,9 @@ def test_windows_are_consistent(availability: Any, client: int, time: float) -> 
         return
     inside = max(begin, time)
     assert availability.window(9, client, inside) == pytest.approx((begin, end))
-    assert availability.window(9, client, inside)[0] <= inside  # a clock that wakes then finds the client
+    assert (
+        availability.window(9, client, inside)[0] <= inside
+    )  # a clock that wakes then finds the client
     later, _ = availability.window(9, client, end)
     assert later > end or later == math.inf or later == pytest.approx(end)
 
@@ -200,7 +204,10 @@ def test_windows_by_hand() -> None:
 
 def test_chance_is_q_and_slots_are_independent() -> None:
     there = [
-        [ud.Chance(0.3, every=60.0).window(1, i, 60.0 * slot)[0] <= 60 * slot for slot in range(100)]
+        [
+            ud.Chance(0.3, every=60.0).window(1, i, 60.0 * slot)[0] <= 60 * slot
+            for slot in range(100)
+        ]
         for i in range(100)
     ]
     grid = np.array(there)
@@ -295,29 +302,32 @@ def test_cohorts_that_are_given_come_to_an_end() -> None:
 # what is refused
 
 
+anything: Any = ud  # so that wrong types can be tried
+
+
 @pytest.mark.parametrize("make, message", [
-    (lambda: ud.Link(down=0), r"Link: down must lie in \(0, inf\), got 0"),
-    (lambda: ud.Link(up=ud.Table([5.0, 0.0])), "up of client 1 must lie in"),
-    (lambda: ud.Link(up=ud.Tiers([5.0, 0.0])), "up of tier 1 must lie in"),
-    (lambda: ud.Link(latency=-1), "latency must lie in"),
-    (lambda: ud.Population(pace=-1), "pace must lie in"),
-    (lambda: ud.Population(pace=float("nan")), "pace must lie in"),
-    (lambda: ud.Population(pace="fast"), "pace must be a number"),
-    (lambda: ud.Population(link=0.3), r"link must be ud.Link\(...\), got 0.3"),
-    (lambda: ud.Population(availability=ud.Always), r"availability must be ud.Always\(\)"),
-    (lambda: ud.Population(budget=0), "budget must lie in"),
-    (lambda: ud.LogNormal(0, 1), "median must lie in"),
-    (lambda: ud.Tiers([1.0], shares=[1, 2]), "1 values and 2 shares"),
-    (lambda: ud.Tiers([1.0, 2.0], shares=[0, 0]), "all zero"),
-    (lambda: ud.Tiers([]), "values is empty"),
-    (lambda: ud.Table("abc"), "must be a list of numbers"),
-    (lambda: ud.Table([1.0, -2.0]), r"values\[1\] must lie in"),
-    (lambda: ud.Dropout(before=1.0), r"before must lie in \[0, 1\)"),
-    (lambda: ud.Chance(0), "q must lie in"),
-    (lambda: ud.Daily(5, 5), "all day or no time"),
-    (lambda: ud.Buffer(0), "size must lie in"),
-    (lambda: ud.Buffer(2.5), "size must be a whole number"),
-    (lambda: ud.Deadline(0), "seconds must lie in"),
+    (lambda: anything.Link(down=0), r"Link: down must lie in \(0, inf\), got 0"),
+    (lambda: anything.Link(up=ud.Table([5.0, 0.0])), "up of client 1 must lie in"),
+    (lambda: anything.Link(up=ud.Tiers([5.0, 0.0])), "up of tier 1 must lie in"),
+    (lambda: anything.Link(latency=-1), "latency must lie in"),
+    (lambda: anything.Population(pace=-1), "pace must lie in"),
+    (lambda: anything.Population(pace=float("nan")), "pace must lie in"),
+    (lambda: anything.Population(pace="fast"), "pace must be a number"),
+    (lambda: anything.Population(link=0.3), r"link must be ud.Link\(...\), got 0.3"),
+    (lambda: anything.Population(availability=ud.Always), r"availability must be ud.Always\(\)"),
+    (lambda: anything.Population(budget=0), "budget must lie in"),
+    (lambda: anything.LogNormal(0, 1), "median must lie in"),
+    (lambda: anything.Tiers([1.0], shares=[1, 2]), "1 values and 2 shares"),
+    (lambda: anything.Tiers([1.0, 2.0], shares=[0, 0]), "all zero"),
+    (lambda: anything.Tiers([]), "values is empty"),
+    (lambda: anything.Table("abc"), "must be a list of numbers"),
+    (lambda: anything.Table([1.0, -2.0]), r"values\[1\] must lie in"),
+    (lambda: anything.Dropout(before=1.0), r"before must lie in \[0, 1\)"),
+    (lambda: anything.Chance(0), "q must lie in"),
+    (lambda: anything.Daily(5, 5), "all day or no time"),
+    (lambda: anything.Buffer(0), "size must lie in"),
+    (lambda: anything.Buffer(2.5), "size must be a whole number"),
+    (lambda: anything.Deadline(0), "seconds must lie in"),
 ])  # fmt: skip
 def test_wrong_values_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ud.InvalidInput, match=message):
@@ -354,7 +364,10 @@ def test_a_deadline_that_somebody_can_meet_is_accepted() -> None:
     rounds(server=ud.Deadline(6.0), population=SLOW)
     rounds(server=ud.Deadline(4.0), population=SLOW, local=ud.Local(steps=(1, 9)))
     budget = ud.Population(pace=3.0, budget=3.0)
-    assert rounds(server=ud.Deadline(3.0), population=budget, local=ud.Local(steps=9))[0].timing.steps == (1,) * 6
+    assert (
+        rounds(server=ud.Deadline(3.0), population=budget, local=ud.Local(steps=9))[0].timing.steps
+        == (1,) * 6
+    )
 
 
 # a bad client
@@ -372,7 +385,9 @@ class Broken(ud.FedAvg):
 @pytest.mark.parametrize("engine", ["events-sequential", "events-batched"])
 def test_a_broken_client_is_left_out_and_named(engine: str) -> None:
     pop = ud.Population(pace=ud.Table([1.0, 2.0, 1.5, 1.0, 3.0, 2.5]))
-    found = rounds(algorithm=Broken(), population=pop, server=ud.Buffer(3, 5), engine=engine, rounds=12)
+    found = rounds(
+        algorithm=Broken(), population=pop, server=ud.Buffer(3, 5), engine=engine, rounds=12
+    )
     assert {r.left_out for r in found} == {(), (2,)}
     assert all((2 in r.clients) == (r.left_out == (2,)) for r in found)
     assert found[-1].x.isfinite().all()

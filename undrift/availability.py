@@ -277,7 +277,9 @@ def _fedscale(path: Path) -> Trace:
         devices = json.loads(path.read_text())
         for device, (_, about) in enumerate(sorted(devices.items(), key=lambda d: int(d[0]))):
             pairs = zip(about["active"], about["inactive"], strict=True)
-            intervals += [(device, float(begin), float(end)) for begin, end in pairs if begin != end]
+            intervals += [
+                (device, float(begin), float(end)) for begin, end in pairs if begin != end
+            ]
             periods.append(float(about["finish_time"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(

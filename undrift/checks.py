@@ -7,8 +7,8 @@ from torch import Tensor
 
 from undrift.core import Algorithm, check_records, exchanges_of
 from undrift.errors import InvalidInput
-from undrift.hyper import Spec, check_value
 from undrift.events.flight import course
+from undrift.hyper import Spec, check_value
 from undrift.keyed import Key
 from undrift.local import Geometric, Local
 from undrift.participation import Everyone, Participation, Weighted
@@ -108,7 +108,9 @@ def check_timed(
             f"{name} is defined for full participation: use ud.Synchronous() and a population in which nobody is away "
             "or vanishes"
         )
-    if population.budget is not None and getattr(algorithm, "equal_steps", spec and spec.equal_steps):
+    if population.budget is not None and getattr(
+        algorithm, "equal_steps", spec and spec.equal_steps
+    ):
         raise InvalidInput(f"{name} needs the same number of steps of every client: set no budget")
     if isinstance(server, Buffer):
         _check_one_exchange(algorithm, name, rounds)

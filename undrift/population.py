@@ -58,7 +58,9 @@ class Tiers:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "shares", _tuple("Tiers", "shares", shares))
         if len(values) != len(shares):
-            raise InvalidInput(f"Tiers: {len(values)} values and {len(shares)} shares: give one each")
+            raise InvalidInput(
+                f"Tiers: {len(values)} values and {len(shares)} shares: give one each"
+            )
         if not sum(shares) > 0:
             raise InvalidInput("Tiers: the shares are all zero")
 
@@ -202,7 +204,9 @@ class Population:
         for name, kind in (("link", Link), ("dropout", Dropout)):
             if not isinstance(getattr(self, name), kind):
                 example = f"ud.{kind.__name__}(...)"
-                raise InvalidInput(f"Population: {name} must be {example}, got {getattr(self, name)!r}")
+                raise InvalidInput(
+                    f"Population: {name} must be {example}, got {getattr(self, name)!r}"
+                )
         if isinstance(self.availability, type) or not hasattr(self.availability, "window"):
             raise InvalidInput(
                 f"Population: availability must be ud.Always(), Chance, Daily or Trace, got {self.availability!r}"

@@ -14,8 +14,8 @@ from undrift.checks import check_first_records, check_fit, check_kinds, check_nu
 from undrift.core import Algorithm, Exchange, exchanges_of
 from undrift.engines import ENGINES, Engine
 from undrift.errors import Diverged, InvalidInput, Stopped, unknown
-from undrift.exchange import Party, Setting, Traffic, carry_out, to_one
 from undrift.events.flight import InFlight, Timing
+from undrift.exchange import Party, Setting, Traffic, carry_out, to_one
 from undrift.keyed import Key, Purpose, generator
 from undrift.local import Local
 from undrift.participation import Draw, Everyone, Participation
@@ -234,8 +234,9 @@ def rounds(
     check_numbers(rounds, seed, chunk, evaluate_every)
     check_fit(algorithm, problem, rounds, participation, local)
     timed = events.asked_for(engine, population, server)
+    population = Population() if population is None else population
     if timed:
-        population, server = population or Population(), server or Synchronous()
+        server = Synchronous() if server is None else server
         check_timed(algorithm, problem, rounds, local, population, server, seed)
         engine = events.visits_by(engine, population)
     visit = _engine(engine, problem)
@@ -248,7 +249,7 @@ def rounds(
     chunk = chunk or _chunk(problem, local)
     largest = float(np.max(problem.weights))
     plan = Plan(algorithm, problem, participation, local, visit, seed, chunk, largest)
-    if timed:
+    if server is not None:
         return events.play(plan, population, server, state, rounds, evaluate_every)
     return _play(plan, state, rounds, evaluate_every)
 

@@ -75,7 +75,9 @@ class Ahead:
             local: Any, down: Any, states: Any, clients: Sequence[int], lend: Any, chunk: int
         ) -> Iterator[tuple[Sequence[int], Any, Any]]:
             found = [self.answers.pop(i) for i in clients]
-            ups = [_scaled(up, discount.get(i, 1.0)) for i, (up, _) in zip(clients, found, strict=True)]
+            ups = [
+                _scaled(up, discount.get(i, 1.0)) for i, (up, _) in zip(clients, found, strict=True)
+            ]
             states = [state for _, state in found]
             if _alike(ups) and _alike(states):
                 yield clients, _joined(ups), _joined(states)

@@ -80,8 +80,8 @@ class Buffered:
         up = clock.size_up(exchange, down, state, found[0].client, t, 0)
         sizes = nbytes(down), up
         steps = plan.local.count(plan.problem, Key(plan.seed, t), [each.client for each in found])
-        for (client, count, until), K in zip(found, steps, strict=True):
-            weight = count or float(plan.problem.weights[client]) / plan.largest_weight
+        for (client, drawn, until), K in zip(found, steps, strict=True):
+            weight = drawn or float(plan.problem.weights[client]) / plan.largest_weight
             visit = clock.send(clock.population, client, K, weight, t - 1, sizes, until)
             live.depart(visit)
             self.ahead.expect(visit)
@@ -99,7 +99,9 @@ class Buffered:
         ages = torch.tensor([t - 1 - v.version for v in used], dtype=torch.float64)
         return dict(zip((v.client for v in used), rule(ages).tolist(), strict=True))
 
-    def _update(self, state: State, used: list[Visit], discount: dict[int, float], t: int) -> Outcome:
+    def _update(
+        self, state: State, used: list[Visit], discount: dict[int, float], t: int
+    ) -> Outcome:
         plan = self.clock.plan
         party = Party(
             clients=[v.client for v in used],
@@ -112,4 +114,6 @@ class Buffered:
         setting = Setting(
             plan.problem, self.ahead.replayed(discount), plan.chunk, plan.local.solver(t)
         )
-        return carry_out(self._exchange(t), state.server, state.clients, party, setting, Key(plan.seed, t))
+        return carry_out(
+            self._exchange(t), state.server, state.clients, party, setting, Key(plan.seed, t)
+        )

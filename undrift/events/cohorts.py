@@ -49,7 +49,9 @@ class Cohorts:
                 draw = _only(draw or Draw(()), used)
             if not used:
                 continue
-            outcome = self._update(exchange, server, state, party, used, Key(plan.seed, when, number))
+            outcome = self._update(
+                exchange, server, state, party, used, Key(plan.seed, when, number)
+            )
             server, new, count = outcome.server, outcome.states, count + 1
             traffic += replace(outcome.traffic, bytes_down=0)  # booked when they were sent out
             if when > 0:
@@ -74,7 +76,7 @@ class Cohorts:
                 found = clock.line.ask(wanted, stay)
         found.sort()
         self.until = {each.client: each.until for each in found}
-        counts = tuple(each.count for each in found if each.count is not None)
+        counts = tuple(each.drawn for each in found if each.drawn is not None)
         return Draw(tuple(each.client for each in found), counts or None)
 
     def _sent(
@@ -106,7 +108,13 @@ class Cohorts:
         return [v for v in over if v.arrives]
 
     def _update(
-        self, exchange: Exchange, server: Any, state: State, party: Party, used: list[Visit], key: Key
+        self,
+        exchange: Exchange,
+        server: Any,
+        state: State,
+        party: Party,
+        used: list[Visit],
+        key: Key,
     ) -> Outcome:
         plan, share = self.clock.plan, dict(zip(party.clients, party.share, strict=True))
         present = Party(

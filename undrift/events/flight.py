@@ -86,7 +86,9 @@ class Flight:
 
     clock: Tensor  # time, when to ask again, and the four sums of Tally
     counts: Tensor  # cohorts drawn, how far the last one was asked, dispatches
-    visits: Tensor  # [n, 7]: client, visit, version, steps, order, fate, whether it waits in the buffer
+    visits: (
+        Tensor  # [n, 7]: client, visit, version, steps, order, fate, whether it waits in the buffer
+    )
     moments: Tensor  # [n, 5]: weight, dispatched, begins, ends, returns
     versions: Tensor  # [V]
     downs: Any  # a Down whose tensors have a row for every version
@@ -129,8 +131,8 @@ class Tally:
         return self.rows.get(client, (0, 0, 0.0, 0.0))[0]
 
     def dispatched(self, client: int) -> None:
-        visits, *rest = self.rows.get(client, (0, 0, 0.0, 0.0))
-        self._set(client, (visits + 1, *rest))
+        visits, used, W, WK = self.rows.get(client, (0, 0, 0.0, 0.0))
+        self._set(client, (visits + 1, used, W, WK))
 
     def take(self, client: int, weight: float, steps: int, p: float) -> None:
         """An update was used with this weight (of all that were used with it, one in sum)."""
@@ -226,8 +228,9 @@ class InFlight:
         live.time, live.wake, *sums = flight.clock.tolist()
         live.cohorts, live.taken, live.dispatches = flight.counts.tolist()
         for ints, floats in zip(flight.visits.tolist(), flight.moments.tolist(), strict=True):
-            *numbers, fate, waits = ints
-            visit = Visit(*numbers, FATES[fate], *floats)
+            client, number, version, steps, order, fate, waits = ints
+            weight, *moments = floats
+            visit = Visit(client, number, version, steps, order, FATES[fate], weight, *moments)
             live.busy.add(visit.client)
             if waits:
                 live.buffer.append(visit)
@@ -280,4 +283,3 @@ class Timing:
     chi2_steps: float
     used: int
     visits: tuple[Visit, ...]
-

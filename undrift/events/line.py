@@ -13,7 +13,7 @@ PATIENCE = 1000  # clients asked in vain before the server waits
 
 class Found(NamedTuple):
     client: int
-    count: int | None  # how often it was drawn, where that is its weight
+    drawn: int | None  # how often, where that is its weight
     until: float  # when it leaves
 
 
