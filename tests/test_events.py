@@ -55,6 +55,12 @@ def test_without_delays_it_is_the_sequential_engine_bit_for_bit(row: Row) -> Non
     expected = path(algorithm, problem, engine="sequential", **same)
     waits = path(algorithm, problem, engine="events", **same)
     assert (waits == expected).all()
+    reference = ud.run(algorithm, problem, engine="sequential", **same).history
+    ours = ud.run(algorithm, problem, engine="events", **same).history
+    for r, s in zip(ours, reference, strict=True):
+        assert (r.bytes_down, r.bytes_up, r.exchanges) == (s.bytes_down, s.bytes_up, s.exchanges)
+        # a restart with everyone is told as such here
+        assert r.clients == s.clients or (row.name == "bvr-l-sgd" and len(r.clients) == N)
     late = ud.Population(pace=3.0, link=ud.Link(latency=1.0, down=10.0, up=10.0))
     timed = path(algorithm, problem, engine="events-sequential", population=late, **same)
     assert (timed == expected).all()

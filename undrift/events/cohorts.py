@@ -32,7 +32,8 @@ class Cohorts:
         clock, plan = self.clock, self.clock.plan
         server, traffic, count = state.server, Traffic(), 0
         new: States = []
-        used: list[Visit] = []
+        used: list[Visit] = []  # of the cohort, whatever single clients or all of them did besides
+        left_out: tuple[int, ...] = ()
         draw: Draw | None = None
         for when, number, exchange in exchanges:
             clock.old += [(who, state.clients.gather(who)) for who, _ in new]
@@ -44,18 +45,19 @@ class Cohorts:
                 continue  # nobody came, or nobody who counts
             visits, down_bytes = self._sent(exchange, server, state, party, when, number)
             traffic += Traffic(bytes_down=down_bytes * len(visits))
-            used = self._in_time(visits, patient=exchange.to == "everyone")
+            came = self._in_time(visits, patient=exchange.to == "everyone")
             if exchange.to == "cohort":  # who is lost does not come to a second exchange
-                draw = _only(draw or Draw(()), used)
-            if not used:
+                draw = _only(draw or Draw(()), came)
+            if not came:
                 continue
             outcome = self._update(
-                exchange, server, state, party, used, Key(plan.seed, when, number)
+                exchange, server, state, party, came, Key(plan.seed, when, number)
             )
             server, new, count = outcome.server, outcome.states, count + 1
             traffic += replace(outcome.traffic, bytes_down=0)  # booked when they were sent out
-            if when > 0:
-                clock.account(used, outcome.traffic.left_out, {})
+            if when > 0 and (exchange.to == "cohort" or not used):
+                used, left_out = came, outcome.traffic.left_out
+        clock.account(used, left_out, {})
         return Made(server, new, traffic, count, used)
 
     def _cohort(self, t: int) -> Draw:
