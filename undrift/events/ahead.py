@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from undrift.core import exchanges_of, rebuild, tensors
-from undrift.engines.sequential import sequential
+from undrift.events.clock import visitor
 from undrift.events.flight import InFlight, Visit
 from undrift.keyed import Key
 from undrift.run import Plan
@@ -27,8 +27,6 @@ class Ahead:
 
     def __init__(self, plan: Plan, live: InFlight, clients: ClientStates):
         self.plan, self.live, self.clients = plan, live, clients
-        # one after another there is nothing to gain by computing early
-        self.together = 1 if plan.engine is sequential else plan.chunk
         self.waiting: dict[int, dict[int, Visit]] = {}  # by version and client
         self.answers: dict[int, tuple[Row, Row]] = {}  # by client: Up and state
         for visit in [*live.buffer, *(v for _, _, v in live.out)]:
@@ -49,7 +47,8 @@ class Ahead:
         plan, waiting = self.plan, self.waiting[version]
         first = {v.client for v in needed}
         soon = sorted(waiting.values(), key=lambda v: (v.client not in first, v.returns, v.order))
-        group = sorted(soon[: max(self.together, len(first))], key=lambda v: v.client)
+        engine, chunk = visitor(plan, version + 1)
+        group = sorted(soon[: max(chunk, len(first))], key=lambda v: v.client)
         steps = {v.client: v.steps for v in group}
         (exchange,) = exchanges_of(plan.algorithm, version + 1)
         key, solver = Key(plan.seed, version + 1), plan.local.solver(version + 1)
@@ -58,7 +57,7 @@ class Ahead:
             return Work(plan.problem, solver, clients, [steps[i] for i in clients], key, single)
 
         ids, down = [v.client for v in group], self.live.downs[version]
-        answers = plan.engine(exchange.local, down, self.clients, ids, lend, plan.chunk)
+        answers = engine(exchange.local, down, self.clients, ids, lend, chunk)
         for some, up, state in answers:
             ups, states = _rows(up, len(some)), _rows(state, len(some))
             for row, client in enumerate(some):

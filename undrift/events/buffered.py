@@ -111,9 +111,8 @@ class Buffered:
             staleness=[t - 1 - v.version for v in used],
         )
         self.ahead.prepare(used)
-        setting = Setting(
-            plan.problem, self.ahead.replayed(discount), plan.chunk, plan.local.solver(t)
-        )
+        replay = self.ahead.replayed(discount)
+        setting = Setting(plan.problem, replay, len(used), plan.local.solver(t))
         return carry_out(
             self._exchange(t), state.server, state.clients, party, setting, Key(plan.seed, t)
         )

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from undrift.core import Exchange, nbytes
+from undrift.engines import Engine
+from undrift.engines.sequential import sequential
 from undrift.errors import Deserted
 from undrift.events.flight import InFlight, Timing, Visit, course
 from undrift.events.line import Line
@@ -19,6 +21,14 @@ from undrift.work import Work
 
 PICTURED = 1000  # visits of a run that are told one by one
 REMEMBERED = 10_000  # clients of whom it is remembered what they are like
+
+
+def visitor(plan: Plan, t: int) -> tuple[Engine, int]:
+    """The engine that visits clients on the model of round t, and how many it takes at once.
+
+    One after another there is nothing to gain by computing more than is needed.
+    """
+    return plan.engine, 1 if plan.engine is sequential else plan.chunk
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,8 @@ class Clock:
                 return Work(plan.problem, solver, clients, [1] * len(clients), key, single)
 
             with torch.no_grad():
-                answers = plan.engine(exchange.local, down, state.clients, [client], lend, 1)
+                engine, _ = visitor(plan, max(when, 1))
+                answers = engine(exchange.local, down, state.clients, [client], lend, 1)
                 self._sizes[kind] = sum(nbytes(up) for _, up, _ in answers)
         return self._sizes[kind]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from undrift.availability import Always
 from undrift.core import Exchange, nbytes
-from undrift.events.clock import Clock, Made
+from undrift.events.clock import Clock, Made, visitor
 from undrift.events.flight import LATE, Visit
 from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
 from undrift.keyed import Key
@@ -125,7 +125,8 @@ class Cohorts:
             steps=[v.steps for v in used],
             share=[share[v.client] for v in used],
         )
-        setting = Setting(plan.problem, plan.engine, plan.chunk, plan.local.solver(key.round))
+        engine, chunk = visitor(plan, max(key.round, 1))
+        setting = Setting(plan.problem, engine, chunk, plan.local.solver(key.round))
         return carry_out(exchange, server, state.clients, present, setting, key)
 
 
