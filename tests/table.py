@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 import undrift as ud
-from tests.oracles import baselines, fedavg, fednova, ghbm, momentum, scaffold, server_momentum
+from tests.oracles import (
+    asynchrony,
+    baselines,
+    fedavg,
+    fednova,
+    ghbm,
+    momentum,
+    scaffold,
+    server_momentum,
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,15 @@ ROWS = [
         sm.autonomous_fedgm,
         {"eta_s": 3.0, "beta": 0.8, "nu": 0.6},
     ),
+    Row(
+        "autonomous-fedavg",
+        {"eta": 3.0},
+        sm.autonomous_fedgm,
+        {"eta_s": 3.0, "beta": 0.0, "nu": 0.0},
+    ),
+    # asynchronous averaging, here with everyone on time; tests/test_events_oracles.py has the delays
+    same("fedbuff", asynchrony.fedbuff, {"eta_g": 1.4}, weighted=True),
+    same("fedasync", asynchrony.fedasync, {"alpha": 0.7, "rho": 0.6}, weighted=True),
     server("fedadam", sm.fedadam, {"eta": 0.1, "beta1": 0.8, "beta2": 0.9, "tau": 0.01, "v0": 0.0}),
     server(
         "fedadam",

@@ -191,6 +191,7 @@ EXPECTED = {  # vectors down and up a visit, over all exchanges; the one number 
     "ghbm-theory": (2, 1), "fedadc": (2, 1), "fedavg-m-vr": (3, 1), "scaffold": (2, 2),
     "scaffold-m": (2, 1), "scaffold-m-vr": (3, 2), "mime": (3, 2), "mimelite": (1, 2),
     "mb-storm": (2, 1), "ce-lsgd": (4, 2), "bvr-l-sgd": (4, 2), "stem": (2, 2),
+    "fedbuff": (1, 1), "fedasync": (1, 1), "autonomous-fedgm": (1, 1), "autonomous-fedavg": (1, 1),
 }  # fmt: skip
 
 

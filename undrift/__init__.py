@@ -2,6 +2,7 @@
 
 from undrift import algorithms, models
 from undrift.algorithms import *  # noqa: F403
+from undrift.availability import Always, Chance, Daily, Trace
 from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
 from undrift.data.adapt import from_table
 from undrift.data.augment import CropFlip
@@ -19,7 +20,8 @@ from undrift.data.partition import (
 )
 from undrift.data.sets import DATASETS, Data, dataset, load
 from undrift.data.tables import libsvm
-from undrift.errors import Diverged, InvalidInput, MethodFailure
+from undrift.errors import Deserted, Diverged, InvalidInput, MethodFailure, Stopped
+from undrift.events.flight import Flight, Timing, Visit
 from undrift.experiment import Experiment
 from undrift.hyper import algorithm, hyper, method
 from undrift.local import Geometric, Local
@@ -33,41 +35,54 @@ from undrift.participation import (
     Uniform,
     Weighted,
 )
+from undrift.population import Dropout, Link, LogNormal, Population, Table, Tiers
 from undrift.problems import Problem
 from undrift.problems.model import ModelProblem, federate
 from undrift.problems.quadratic import Quadratic
 from undrift.problems.synthetic import Synthetic
 from undrift.run import Result, Round, State, rounds, run
+from undrift.servers import Buffer, Deadline, Synchronous
 from undrift.work import Work
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "DATASETS",
     "Algorithm",
+    "Always",
     "Bernoulli",
+    "Buffer",
+    "Chance",
     "ClassDirichlet",
     "ClassesPerClient",
-    "MethodFailure",
     "Cohort",
     "CropFlip",
     "Cyclic",
+    "DATASETS",
+    "Daily",
     "Data",
+    "Deadline",
+    "Deserted",
     "Dirichlet",
     "Diverged",
+    "Dropout",
     "Everyone",
     "Exchange",
     "Experiment",
     "FeatureSkew",
     "Fixed",
+    "Flight",
     "Geometric",
     "IID",
     "InvalidInput",
+    "Link",
     "Local",
+    "LogNormal",
+    "MethodFailure",
     "ModelProblem",
     "Natural",
-    "Partition",
     "Participation",
+    "Partition",
+    "Population",
     "Problem",
     "Quadratic",
     "QuantitySkew",
@@ -76,8 +91,15 @@ __all__ = [
     "Shards",
     "Similarity",
     "State",
+    "Stopped",
+    "Synchronous",
     "Synthetic",
+    "Table",
+    "Tiers",
+    "Timing",
+    "Trace",
     "Uniform",
+    "Visit",
     "Weighted",
     "Work",
     "algorithm",

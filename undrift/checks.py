@@ -1,15 +1,22 @@
 """What `run` and `rounds` refuse before any work starts."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from undrift.core import Algorithm, check_records
+from undrift.core import Algorithm, check_records, exchanges_of
 from undrift.errors import InvalidInput
+from undrift.events.flight import course
 from undrift.hyper import Spec, check_value
-from undrift.local import Local
+from undrift.keyed import Key
+from undrift.local import Geometric, Local
 from undrift.participation import Everyone, Participation, Weighted
+from undrift.population import Population
 from undrift.problems import Problem
+from undrift.servers import Buffer, Deadline, ServerPolicy, Synchronous
+
+LOOKED_AT = 10_000  # clients, to find one that can meet a deadline
 
 
 def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) -> None:
@@ -70,4 +77,79 @@ def check_fit(
     if local.momentum and not spec.local_momentum:
         raise InvalidInput(
             f"{spec.name} has a local rule of its own: use ud.Local(momentum=0) with it"
+        )
+
+
+def check_timed(
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    local: Local,
+    population: Population,
+    server: ServerPolicy,
+    seed: int,
+) -> None:
+    """Refuse what cannot be run in virtual time."""
+    if not isinstance(population, Population):
+        raise InvalidInput(f"population must be ud.Population(...), got {population!r}")
+    if not isinstance(server, Synchronous | Deadline | Buffer):
+        raise InvalidInput(
+            f"server must be ud.Synchronous(), ud.Deadline(...) or ud.Buffer(...), got {server!r}"
+        )
+    population.check(problem.N)
+    server.check(problem.N)
+    spec: Spec | None = getattr(algorithm, "spec", None)
+    name = type(algorithm).__name__ if spec is None else spec.name
+    waits_for_all = isinstance(server, Synchronous) or (
+        isinstance(server, Buffer) and server.size == problem.N
+    )
+    if spec is not None and spec.everyone and not (waits_for_all and population.keeps_everyone):
+        raise InvalidInput(
+            f"{name} is defined for full participation: use ud.Synchronous() and a population in which nobody is away "
+            "or vanishes"
+        )
+    if population.budget is not None and getattr(
+        algorithm, "equal_steps", spec and spec.equal_steps
+    ):
+        raise InvalidInput(f"{name} needs the same number of steps of every client: set no budget")
+    if isinstance(server, Buffer):
+        _check_one_exchange(algorithm, name, rounds)
+    if isinstance(server, Deadline):
+        _check_deadline(problem, local, population, server, seed)
+
+
+def _check_one_exchange(algorithm: Algorithm, name: str, rounds: int) -> None:
+    for t in range(1, min(rounds, 1000) + 1):
+        if [exchange.to for exchange in exchanges_of(algorithm, t)] != ["cohort"]:
+            raise InvalidInput(
+                f"{name} crosses the wire several times a round, or to others than the cohort (round {t}): "
+                "with it use ud.Synchronous() or ud.Deadline(...)"
+            )
+
+
+def _check_deadline(
+    problem: Problem, local: Local, population: Population, server: Deadline, seed: int
+) -> None:
+    """Refuse a deadline that nobody can ever meet."""
+    steps, epochs = local.steps, local.epochs
+    if isinstance(steps, Geometric):
+        steps = 1
+    fewest = replace(
+        local,
+        steps=steps[0] if isinstance(steps, tuple) else steps,
+        epochs=epochs[0] if isinstance(epochs, tuple) else epochs,
+    )
+    calm = replace(population, jitter=0.0)
+    best, who = float("inf"), 0
+    for i in range(min(problem.N, LOOKED_AT)):
+        (K,) = fewest.count(problem, Key(seed, 1), [i])
+        *_, returns = course(calm, calm.device(seed, i), seed, i, 0, K, 0.0, 0, 0)
+        if returns <= server.seconds:
+            return
+        if returns < best:
+            best, who = returns, i
+    if problem.N <= LOOKED_AT and not population.jitter:
+        raise InvalidInput(
+            f"Deadline: nobody can finish in {server.seconds:g} s: the fastest, client {who}, needs {best:.3g} s; "
+            "set a later deadline, fewer steps or a budget"
         )

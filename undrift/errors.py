@@ -12,13 +12,21 @@ class MethodFailure(RuntimeError):
     """The code of a method failed, or returned what cannot be used; names client, round and stage."""
 
 
-class Diverged(RuntimeError):
-    """Nothing finite was left to go on with.  `round` is the round that failed; `state` is the last good state."""
+class Stopped(RuntimeError):
+    """A run cannot go on.  `round` is the round that failed; `state` is the last good state."""
 
     def __init__(self, message: str, round: int, state: object):
         super().__init__(message)
         self.round = round
         self.state = state
+
+
+class Diverged(Stopped):
+    """Nothing finite was left to go on with."""
+
+
+class Deserted(Stopped):
+    """In virtual time: nobody is under way and nobody will ever come again."""
 
 
 def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:

@@ -39,6 +39,7 @@ class Party:
     weights: Sequence[float]
     steps: Sequence[int]
     share: Sequence[float]  # of the population's weight, client by client
+    staleness: Sequence[int] | None = None  # of the models they worked on; None: all fresh
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,15 @@ def _cohort(
         N=problem.N,
         share=sum(party.share[j] for j in present),
         weights=weights,
-        staleness=torch.zeros_like(weights),
+        staleness=_staleness(party, present),
         lr=setting.solver.lr,
         K=float(weights @ steps),
     )
+
+
+def _staleness(party: Party, present: Sequence[int]) -> Tensor:
+    ages = [0 if party.staleness is None else party.staleness[j] for j in present]
+    return torch.tensor(ages, dtype=torch.float64)
 
 
 def _fit(up: Any, client: Any, count: int, x: Tensor) -> bool:

@@ -21,6 +21,9 @@ class Purpose(IntEnum):
     DATA = 6
     DROPOUT = 7
     AUGMENTATION = 8
+    DEVICE = 9
+    VISIT = 10
+    PRESENCE = 11
 
 
 @dataclass(frozen=True)

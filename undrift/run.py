@@ -10,15 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.checks import check_first_records, check_fit, check_kinds, check_numbers
+from undrift.checks import check_first_records, check_fit, check_kinds, check_numbers, check_timed
 from undrift.core import Algorithm, Exchange, exchanges_of
 from undrift.engines import Choice, choose, engine_of
-from undrift.errors import Diverged, InvalidInput, unknown
+from undrift.errors import Diverged, InvalidInput, Stopped, unknown
+from undrift.events.flight import InFlight, Timing
 from undrift.exchange import Party, Setting, Traffic, carry_out, to_one
 from undrift.keyed import Key, Purpose, generator
 from undrift.local import Local
 from undrift.participation import Draw, Everyone, Participation
+from undrift.population import Population
 from undrift.problems import Problem
+from undrift.servers import Buffer, ServerPolicy, Synchronous
 from undrift.states import ClientStates
 
 log = logging.getLogger("undrift")
@@ -28,11 +31,21 @@ States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by
 
 @dataclass(frozen=True)
 class State:
-    """All that a run needs to go on: its randomness has no state of its own."""
+    """All that a run needs to go on: its randomness has no state of its own.
+
+    In virtual time `flight` holds the clock and everything under way: a record of tensors (`undrift.events.flight.Flight`),
+    in a round that has just been yielded the live book it is made of.
+    """
 
     round: int
     server: Any
     clients: ClientStates
+    flight: Any = None
+
+    def settled(self) -> "State":
+        """The same with what is under way as a record, which a run that goes on does not touch."""
+        live = isinstance(self.flight, InFlight)
+        return replace(self, flight=self.flight.record()) if live else self
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,7 @@ class Round:
     metrics     the problem's figures of the model after the round, if it was evaluated
     bytes_down, bytes_up               over all clients and exchanges (a first contact counts in round 1)
     exchanges   how often the wire was crossed
+    time        virtual seconds from the beginning, and `timing`: who was how late (engine "events" only)
     """
 
     round: int
@@ -54,6 +68,8 @@ class Round:
     left_out: tuple[int, ...] = ()
     exchanges: int = 1
     _state: State | None = field(default=None, repr=False)
+    time: float | None = None
+    timing: Timing | None = field(default=None, repr=False)
 
     @property
     def x(self) -> Tensor:
@@ -68,7 +84,7 @@ class Round:
     def snapshot(self) -> State:
         """A state to go on from later, with `rounds(..., start=...)`; to be taken before the next round."""
         state = self._kept()
-        return State(state.round, state.server, state.clients.copy(after_round=state.round))
+        return replace(state.settled(), clients=state.clients.copy(after_round=state.round))
 
     def _kept(self) -> State:
         if self._state is None:
@@ -129,6 +145,8 @@ def run(
     workers: int | None = None,
     evaluate_every: int = 1,
     start: "State | Result | None" = None,
+    population: Population | None = None,
+    server: ServerPolicy | None = None,
 ) -> Result:
     """Run a method and keep its history; the arguments are explained at `rounds`.
 
@@ -152,6 +170,8 @@ def run(
         workers=workers,
         evaluate_every=evaluate_every,
         start=start,
+        population=population,
+        server=server,
     )
     history: list[Round] = []
     state: State | None = None
@@ -160,11 +180,11 @@ def run(
         for r in every_round:
             state, best = r._state, better(best, r)
             history.append(replace(r, _state=None))
-    except Diverged as end:
+    except Stopped as end:
         state, stopped = cast(State, end.state), str(end)
         log.warning("stopped: %s", stopped)
     assert state is not None
-    return Result(problem, state, history, stopped, best)
+    return Result(problem, state.settled(), history, stopped, best)
 
 
 def better(best: Best | None, r: Round) -> Best | None:
@@ -192,12 +212,16 @@ def rounds(
     workers: int | None = None,
     evaluate_every: int = 1,
     start: "State | Result | None" = None,
+    population: Population | None = None,
+    server: ServerPolicy | None = None,
 ) -> Iterator[Round]:
     """The same run as an iterator: each item is a finished round, with `x`, the model after it.
 
     participation   who takes part, all clients by default      local   how they work, one epoch by default
     engine          "auto", "sequential", "batched", "compiled", or the Choice of an earlier run
     chunk           how many clients are computed at once       workers   sequential: how many side by side, a core each
+                    "events": in virtual time, see docs/asynchrony.md; "auto" means it if one of these is given:
+    population      what clients are like as machines           server  when it makes its next step
     x0              where to start, the problem's own by default
     rounds          how many in all, those before `start` included
     start           a `snapshot()` of an earlier round, or a Result, to go on from as if there had been no pause
@@ -209,11 +233,19 @@ def rounds(
     >>> [round(float(r.x), 3) for r in ud.rounds(ud.FedAvg(), problem, rounds=3, local=ud.Local(lr=0.5))]
     [1.0, 1.5, 1.75]
     """
+    from undrift.events import engine as events  # which needs Round and State
+
     participation = Everyone() if participation is None else participation
     local = Local() if local is None else local
     check_kinds(algorithm, problem, participation, local)
     check_numbers(rounds, seed, chunk, evaluate_every)
     check_fit(algorithm, problem, rounds, participation, local)
+    timed = events.asked_for(engine, population, server)
+    population = Population() if population is None else population
+    if timed:
+        server = Synchronous() if server is None else server
+        check_timed(algorithm, problem, rounds, local, population, server, seed)
+        engine = events.visits_by(engine, population, problem)
     choice = choose(
         problem,
         rounds=rounds,
@@ -228,9 +260,11 @@ def rounds(
     check_first_records(algorithm, fresh.server)
     if start is not None and x0 is not None:
         raise InvalidInput("give x0 or start, not both: start holds a model already")
-    state = fresh if start is None else _continued(start, fresh, rounds)
+    state = fresh if start is None else _continued(start, fresh, rounds, server)
     largest = float(np.max(problem.weights))
-    plan = _Plan(algorithm, problem, participation, local, choice, seed, largest)
+    plan = Plan(algorithm, problem, participation, local, choice, seed, largest)
+    if server is not None:
+        return events.play(plan, population, server, state, rounds, evaluate_every)
     return _play(plan, state, rounds, evaluate_every)
 
 
@@ -238,7 +272,9 @@ iterate = rounds  # inside `run` the name is taken by the number of rounds
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
+    """What stays the same during a run."""
+
     algorithm: Algorithm
     problem: Problem
     participation: Participation
@@ -248,7 +284,7 @@ class _Plan:
     largest_weight: float
 
 
-def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator[Round]:
+def _play(plan: Plan, state: State, last: int, evaluate_every: int) -> Iterator[Round]:
     problem = plan.problem
     while state.round < last:
         t, began = state.round + 1, perf_counter()
@@ -257,10 +293,10 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
         new: States = []  # of the last exchange, not written yet
         old: States = []  # what earlier exchanges of this round wrote over
         try:
-            for when, number, exchange in _exchanges(plan.algorithm, t):
+            for when, number, exchange in exchanges_in(plan.algorithm, t):
                 old += [(who, state.clients.gather(who)) for who, _ in new]
-                new = _written(new, state.clients)
-                party = _party(plan, exchange, draw, when, number)
+                new = written(new, state.clients)
+                party = party_of(plan, exchange, draw, when, number)
                 if not any(party.weights):
                     continue  # nobody came, or nobody who counts
                 engine, solver = engine_of(plan.choice, t), plan.local.solver(when)
@@ -273,11 +309,11 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
             evaluated = t % evaluate_every == 0 or t == last
             metrics = problem.evaluate(server.x) if evaluated else {}
         except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
-            _written(old[::-1], state.clients)
+            written(old[::-1], state.clients)
             if isinstance(end, Diverged):
                 raise Diverged(str(end), t, state) from None
             raise
-        _written(new, state.clients)
+        written(new, state.clients)
         state.clients.round = t
         state = State(t, server, state.clients)
         yield Round(
@@ -293,20 +329,20 @@ def _play(plan: _Plan, state: State, last: int, evaluate_every: int) -> Iterator
         )
 
 
-def _written(states: States, clients: ClientStates) -> States:
+def written(states: States, clients: ClientStates) -> States:
     """Write states, after which there is nothing left to write."""
     for who, each in states:
         clients.scatter(who, each)
     return []
 
 
-def _exchanges(algorithm: Algorithm, t: int) -> list[tuple[int, int, Exchange]]:
+def exchanges_in(algorithm: Algorithm, t: int) -> list[tuple[int, int, Exchange]]:
     """(round, number in the round, exchange) of a round; the first contact, round 0, belongs to round 1."""
     rounds = (0, t) if t == 1 else (t,)
     return [(s, number, e) for s in rounds for number, e in enumerate(exchanges_of(algorithm, s))]
 
 
-def _party(plan: _Plan, exchange: Exchange, draw: Draw, t: int, number: int) -> Party:
+def party_of(plan: Plan, exchange: Exchange, draw: Draw, t: int, number: int) -> Party:
     """Who takes part in an exchange, with which weight and how many steps."""
     problem = plan.problem
     if exchange.to == "everyone":
@@ -338,7 +374,9 @@ def _x0(problem: Problem, x0: Tensor | None) -> Tensor:
     return x0.clone()
 
 
-def _continued(start: "State | Result", fresh: State, rounds: int) -> State:
+def _continued(
+    start: "State | Result", fresh: State, rounds: int, server: ServerPolicy | None
+) -> State:
     """The state to go on from, if it is one of this method on this problem."""
     state = start.state if isinstance(start, Result) else start
     if not isinstance(state, State):
@@ -350,4 +388,8 @@ def _continued(start: "State | Result", fresh: State, rounds: int) -> State:
             f"start is after round {state.round}, rounds={rounds} leaves nothing to do: "
             "rounds counts from the very beginning"
         )
+    if state.flight is not None and server is None:
+        raise InvalidInput("start is of a run in virtual time: go on with engine='events'")
+    if state.flight is not None and len(state.flight.visits) and not isinstance(server, Buffer):
+        raise InvalidInput("start has clients under way: go on with server=ud.Buffer(...)")
     return replace(state, clients=state.clients.copy())

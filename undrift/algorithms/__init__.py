@@ -3,11 +3,13 @@
 from undrift.algorithms.adabest import AdaBest
 from undrift.algorithms.fedadc import FedADC
 from undrift.algorithms.fedavg import FedAvg, FedProx
+from undrift.algorithms.fedbuff import FedAsync, FedBuff
 from undrift.algorithms.feddyn import FedDyn
 from undrift.algorithms.fedgm import (
     ASGD,
     PID,
     SNV,
+    AutonomousFedAvg,
     AutonomousFedGM,
     FedAvgM,
     FedGM,
@@ -29,16 +31,19 @@ from undrift.algorithms.storm import BVRLSGD, CELSGD, STEM, MBStorm
 __all__ = [
     "ASGD",
     "AdaBest",
+    "AutonomousFedAvg",
     "AutonomousFedGM",
     "BVRLSGD",
     "CELSGD",
     "FedADC",
     "FedAdagrad",
     "FedAdam",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedAvg_M",
     "FedAvg_M_VR",
+    "FedBuff",
     "FedCM",
     "FedDyn",
     "FedGM",

@@ -197,6 +197,12 @@ class AutonomousFedGM:
 # The special cases by name.
 
 
+@special_case("autonomous-fedavg", SUN, AutonomousFedGM)
+def AutonomousFedAvg(eta: float = 1.0) -> AutonomousFedGM:
+    """Averages of normalised updates without momentum (nu = 0): x <- x - eta mean_i (x - y_i) / K_i."""
+    return AutonomousFedGM(FedGM(eta, beta=0.0, nu=0.0))
+
+
 @special_case("fedavgm", SUN + ", Hsu et al. 2019", FedGM)
 def FedAvgM(eta: float = 1.0, beta: float = 0.9, dampened: bool = True) -> FedGM:
     """Heavy ball: d <- (1 - beta) Delta + beta d, x <- x - eta d; undampened (Hsu): v <- Delta + beta v, x <- x - eta v."""

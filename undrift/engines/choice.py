@@ -48,7 +48,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.engine not in NAMES:
-            raise unknown("engine", str(self.engine), [*NAMES, "auto"])
+            raise unknown("engine", str(self.engine), [*NAMES, "auto", "events"])
         check_value("run", "chunk", self.chunk, int, within="[1, inf)")
         check_value("run", "workers", self.workers, int, None, within="[1, inf)")
         check_value("run", "since", self.since, int, within="[1, inf)")

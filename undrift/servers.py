@@ -1,0 +1,64 @@
+"""When the server of a run in virtual time makes its next step."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from undrift.errors import InvalidInput
+from undrift.hyper import check_value
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """When all of the round's cohort have answered or are lost: the slowest sets the pace."""
+
+    def check(self, N: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """After so many seconds with whatever came, or sooner if all did.
+
+    Work that is late is thrown away, and the client keeps the state it had.  If fewer than `minimum` came in time the
+    server waits for so many of them.
+    """
+
+    seconds: float
+    minimum: int = 1
+
+    def __post_init__(self) -> None:
+        check_value("Deadline", "seconds", self.seconds, float, within="(0, inf)")
+        check_value("Deadline", "minimum", self.minimum, int, within="[0, inf)")
+
+    def check(self, N: int) -> None:
+        if self.minimum > N:
+            raise InvalidInput(f"Deadline: minimum={self.minimum} of {N} clients can never come")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """When `size` updates have arrived, whatever model they are of, while `concurrency` clients are kept at work.
+
+    A client whose update waits in the buffer is not asked again before the server has used it.
+    """
+
+    size: int
+    concurrency: int | None = None  # as many as the buffer holds
+
+    def __post_init__(self) -> None:
+        check_value("Buffer", "size", self.size, int, within="[1, inf)")
+        check_value("Buffer", "concurrency", self.concurrency, int, None, within="[1, inf)")
+
+    @property
+    def at_work(self) -> int:
+        return self.size if self.concurrency is None else self.concurrency
+
+    def check(self, N: int) -> None:
+        for name, number in (("size", self.size), ("concurrency", self.at_work)):
+            if number > N:
+                raise InvalidInput(
+                    f"Buffer: {name}={number} is more than there are clients, {N}: each is out only once at a time"
+                )
+
+
+ServerPolicy: TypeAlias = Synchronous | Deadline | Buffer
