@@ -20,6 +20,10 @@ import undrift as ud
 from undrift.record.recorded import Settings, played, recorded
 
 ROUNDS = 40
+LATE = ", late"  # a method of that name runs in virtual time, with updates under way
+POPULATION = ud.Population(
+    pace=ud.LogNormal(1.0, sigma=1.0), link=ud.Link(0.1), dropout=ud.Dropout(after=0.1), jitter=0.3
+)
 
 
 def settings(method: str) -> Settings:
@@ -32,15 +36,19 @@ def settings(method: str) -> Settings:
         loss=torch.nn.functional.cross_entropy,
         clients=ud.Dirichlet(40, alpha=0.2),
     )
-    hyper = {"fedadam": {"eta": 0.1}}.get(method, {})
+    name = method.removesuffix(LATE)
+    hyper = {"fedadam": {"eta": 0.1}}.get(name, {})
+    late = method != name
     return Settings(
-        ud.method(method, **hyper),
+        ud.method(name, **hyper),
         problem,
         ROUNDS,
         ud.Uniform(5),
-        ud.Local(steps=2, batch=4, lr=0.05),
+        ud.Local(steps=(1, 3) if late else 2, batch=4, lr=0.05),
         checkpoint_every=7,
-        engine="batched",
+        engine="auto" if late else "batched",
+        population=POPULATION if late else None,
+        server=ud.Buffer(3, concurrency=8) if late else None,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.nursery import settings
 from undrift.record.recorded import recorded
 
-KILLS = 9  # of every method: 54 in all
+KILLS = 9  # of every method: 54 in all, and 27 with updates under way
 METHODS = {
     "fedavg": "nothing",
     "scaffold": "a control variate a client",
@@ -18,11 +18,20 @@ METHODS = {
     "ghbm": "a history of models on the server",
     "fedadam": "an optimiser's state on the server",
     "scaffold-m-vr": "two vectors a client",
+    "scaffold, late": "a control variate a client, the clock and everything in flight",
+    "autonomous-fedgm, late": "momentum, the clock and everything in flight",
+    "fedhbm, late": "an anchor a client, the clock and everything in flight",
 }
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    names = ("metrics.jsonl", "model.safetensors", "best.safetensors", "result.json")
+    names: tuple[str, ...] = (
+        "metrics.jsonl",
+        "model.safetensors",
+        "best.safetensors",
+        "result.json",
+    )
+    names += ("visits.jsonl",) if (folder / "visits.jsonl").exists() else ()
     return {name: (folder / name).read_bytes() for name in names}
 
 

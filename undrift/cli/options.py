@@ -55,6 +55,15 @@ ModelName = Annotated[
 PerRound = Annotated[
     int | None, Option("--per-round", help="Clients a round, drawn uniformly", rich_help_panel=WORK)
 ]
+Async = Annotated[
+    bool,
+    Option(
+        "--async",
+        help="Virtual time: clients of different pace, and a server that steps when PER-ROUND updates have come; "
+        "twice as many are kept at work.  More with --set population.... and server....",
+        rich_help_panel=WORK,
+    ),
+]
 Everyone = Annotated[
     bool, Option("--everyone", help="All clients every round", rich_help_panel=WORK)
 ]
@@ -130,6 +139,7 @@ class Words:
     model: ModelName = None
     per_round: PerRound = None
     everyone: Everyone = False
+    late: Async = False
     rounds: Rounds = None
     seeds: Seeds = None
     steps: Steps = None
@@ -183,6 +193,7 @@ def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
             rounds=words.rounds, seeds=words.seeds, target=words.target, baseline=words.baseline
         ),
         **_given(model=words.model and {"name": words.model}),
+        **(_late(words) if words.late else {}),
     }
     return with_settings(described(described_as), words.settings or ())
 
@@ -226,6 +237,16 @@ def _participation(words: Words) -> dict[str, Any]:
         return {"scheme": "everyone"}
     few = words.clients is not None and words.clients < 10
     return {"scheme": "uniform", "per_round": words.per_round or (words.clients if few else 10)}
+
+
+def _late(words: Words) -> dict[str, Any]:
+    """Clients of different pace, and a server that does not wait for all of them."""
+    size = words.per_round or 5
+    at_work = min(2 * size, words.clients or 100)
+    return {
+        "population": {"pace": {"median": 1.0, "sigma": 1.0}},
+        "server": {"kind": "buffer", "size": size, "concurrency": at_work},
+    }
 
 
 def _method(text: str) -> tuple[str, dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from undrift.data.sets import check_options
 from undrift.engines import Choice
@@ -19,28 +19,12 @@ from undrift.experiment.parts import (
     registered,
     scheme_of,
 )
+from undrift.experiment.section import Named, Number, Section, Whole
+from undrift.experiment.virtual import PopulationSection, ServerSection
 from undrift.local import Geometric, Local
 
-Whole: TypeAlias = Annotated[int, Field(strict=True)]
-Number: TypeAlias = Whole | Annotated[float, Field(strict=True)]
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
 LOGGERS = ("tensorboard", "wandb", "mlflow")
-
-
-class Section(BaseModel):
-    """Frozen, and no word is let in that is not known."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Named(Section):
-    """A section whose other words are the parameters of what it names."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return dict(self.__pydantic_extra__ or {})
 
 
 class DataSection(Named):
@@ -209,6 +193,8 @@ class Experiment(Section):
     participation: ParticipationSection = ParticipationSection(per_round=10)
     local: LocalSection = LocalSection()
     evaluation: EvaluationSection = EvaluationSection()
+    population: PopulationSection | None = None  # with one of these two a run is in virtual time
+    server: ServerSection | None = None
     algorithm: AlgorithmSection | None = None
     algorithms: dict[str, AlgorithmSection] = {}
 
@@ -268,6 +254,10 @@ class Experiment(Section):
                 )
         if self.baseline is not None and self.baseline not in self.labels:
             raise unknown("baseline", self.baseline, self.labels)
+        if self.population and self.clients.number is not None:
+            self.population.make().check(self.clients.number)
+        if self.server and self.clients.number is not None:
+            self.server.make().check(self.clients.number)
         participation = self.participation.make()
         for label in self.labels:
             local = self.local_of(label)
@@ -280,6 +270,11 @@ class Experiment(Section):
     def engine_choice(self) -> str | Choice:
         """The engine, as `ud.rounds` takes it."""
         return self.engine if isinstance(self.engine, str) else self.engine.make()
+
+    @property
+    def timed(self) -> bool:
+        """Whether runs are in virtual time."""
+        return self.population is not None or self.server is not None
 
     @property
     def methods(self) -> dict[str, AlgorithmSection]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from undrift.errors import InvalidInput, unknown
 from undrift.experiment.description import Experiment
+from undrift.experiment.virtual import resolved
 
 
 def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
@@ -37,7 +38,8 @@ def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
     words["use"] = [str(path.parent / file) for file in _list(words.get("use", []))]
     if not words["use"]:
         del words["use"]
-    return described(_changed(words, settings), str(path), text)
+    words = resolved(_changed(words, settings), path.parent)
+    return described(words, str(path), text)
 
 
 def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment:

@@ -99,6 +99,7 @@ class Checkpoints:
         """All that must not change while it is written, and what writes it."""
         found: dict[str, Tensor] = {}
         shape = taken_apart(state.server, found, "server")
+        flight = taken_apart(state.settled().flight, found, "flight")
         about_best = None
         if best is not None:
             found["best.x"] = best.x
@@ -118,6 +119,7 @@ class Checkpoints:
             "format": FORMAT,
             "round": state.round,
             "server": shape,
+            "flight": flight,
             "best": about_best,
             "recorded": marks,
         }
@@ -174,7 +176,9 @@ class Checkpoints:
         record = self._record(round)
         try:
             content = self._content(f"{round:08d}.safetensors", record["bytes"], record["crc32"])
-            server = put_together(record["server"], content, kinds_of([fresh.server]))
+            kinds = kinds_of([fresh.server, fresh.flight])
+            server = put_together(record["server"], content, kinds)
+            flight = put_together(record["flight"], content, kinds)
             server_x = server.x
             files = [_ClientFile(**file) for file in record["clients"]]
             for file in files:
@@ -191,7 +195,7 @@ class Checkpoints:
         fresh.clients.changed()
         fresh.clients.round = round
         self._files = files
-        return Saved(State(round, server, fresh.clients), kept, marks)
+        return Saved(State(round, server, fresh.clients, flight), kept, marks)
 
     def _record(self, round: int) -> dict[str, Any]:
         path = self.folder / f"{round:08d}.json"

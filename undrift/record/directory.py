@@ -5,6 +5,7 @@
     federation.json      clients, samples, labels, parameters; checksums of the data
     metrics.jsonl        a line a round: the same bytes whenever the run is repeated
     times.jsonl          a line a round: what the clock said
+    visits.jsonl         in virtual time, the first thousand visits of clients: who did what when
     checkpoints/         to go on from after an interruption
     best.safetensors     the best model, model.safetensors the last one, by the names of its parameters
     result.json          how it ended; only there when it did
@@ -18,7 +19,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +35,7 @@ from undrift.run import Round
 
 EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
 METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"
+VISITS = "visits.jsonl"
 LISTED = 1000  # participants of a round that are recorded by number
 OWN = (
     "round",
@@ -169,6 +171,9 @@ def as_line(r: Round) -> dict[str, Any]:
         line["clients"] = r.clients
     line |= {"left_out": r.left_out, "exchanges": r.exchanges}
     line |= {"bytes_down": r.bytes_down, "bytes_up": r.bytes_up}
+    if r.timing is not None:
+        told = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
+        line |= {"virtual_seconds": r.time, "timing": told}
     return line | {name: plain(value) for name, value in r.metrics.items()}
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,18 @@ from torch import Tensor
 
 from undrift.core import Algorithm
 from undrift.engines import Choice
-from undrift.errors import Diverged
+from undrift.errors import Stopped
+from undrift.events.flight import InFlight
 from undrift.local import Local
 from undrift.participation import Participation
+from undrift.population import Population
 from undrift.problems import Problem
 from undrift.record.checkpoint import Checkpoints, Saved, newest
-from undrift.record.directory import METRICS, RESULT, TIMES, as_line, figures
+from undrift.record.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
 from undrift.record.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
 from undrift.record.logs import Logs
 from undrift.run import Best, Round, State, better, rounds
+from undrift.servers import ServerPolicy
 from undrift.states import ClientStates
 
 log = logging.getLogger("undrift")
@@ -39,6 +42,8 @@ class Settings:
     evaluate_every: int = 1
     checkpoint_every: int = 10
     state_memory: int | None = None
+    population: Population | None = None
+    server: ServerPolicy | None = None
 
 
 def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iterator[Round]:
@@ -48,7 +53,8 @@ def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iter
     """
     checkpoints = Checkpoints(folder / "checkpoints")
     saved = newest(checkpoints, lambda: _fresh(settings, folder), lambda s: _recorded_by(folder, s))
-    record = _Record(folder, checkpoints, saved, _fresh(settings, folder))
+    timed = settings.population is not None or settings.server is not None
+    record = _Record(folder, checkpoints, saved, _fresh(settings, folder), timed)
     state = record.kept.state
     checkpoints.forget_after(state.round)
     stopped = None
@@ -59,7 +65,7 @@ def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iter
                 if logs is not None:
                     logs.add(r)
                 yield r
-        except Diverged as end:
+        except Stopped as end:
             stopped = str(end)
         record.end(settings.problem, stopped)
     finally:  # also if the caller stops asking, or Ctrl-C: what is whole is kept
@@ -78,17 +84,28 @@ class _Kept:
 class _Record:
     """What has been recorded so far."""
 
-    def __init__(self, folder: Path, checkpoints: Checkpoints, saved: Saved | None, fresh: State):
+    def __init__(
+        self,
+        folder: Path,
+        checkpoints: Checkpoints,
+        saved: Saved | None,
+        fresh: State,
+        timed: bool,
+    ):
         self.folder, self.checkpoints = folder, checkpoints
         marks = saved.marks if saved else {}
-        self.metrics, self.times = (_lines(folder / name, marks) for name in (METRICS, TIMES))
+        self.lines = {name: _lines(folder / name, marks) for name in (METRICS, TIMES)}
+        if timed:
+            self.lines[VISITS] = _lines(folder / VISITS, marks)
         self.kept = _Kept(saved.state, saved.best, marks) if saved else _Kept(fresh, None, marks)
         self.saved = self.kept.state.round
 
     def add(self, r: Round, checkpoint_every: int) -> None:
-        self.metrics.add(as_line(r))
-        self.times.add({"round": r.round, "seconds": r.seconds})
-        marks = {METRICS: self.metrics.mark(), TIMES: self.times.mark()}
+        self.lines[METRICS].add(as_line(r))
+        self.lines[TIMES].add({"round": r.round, "seconds": r.seconds})
+        for visit in r.timing.visits if r.timing else ():
+            self.lines[VISITS].add(asdict(visit))
+        marks = {name: lines.mark() for name, lines in self.lines.items()}
         self.kept = _Kept(r.state, better(self.kept.best, r), marks)
         if r.round % checkpoint_every == 0:
             self.checkpoint()
@@ -120,14 +137,17 @@ class _Record:
             self.checkpoints.finish()
         finally:
             self.checkpoints.close()
-            self.metrics.close()
-            self.times.close()
+            for lines in self.lines.values():
+                lines.close()
 
 
 def _fresh(settings: Settings, folder: Path) -> State:
     algorithm, x = settings.algorithm, settings.problem.x0.detach().clone()
     clients = ClientStates(algorithm.client(x), settings.state_memory, folder)
-    return State(0, algorithm.server(x), clients)
+    server = algorithm.server(x)
+    timed = settings.population is not None or settings.server is not None
+    flight = InFlight(algorithm.send(server)).record() if timed else None
+    return State(0, server, clients, flight)
 
 
 def played(settings: Settings, start: State | None = None) -> Iterator[Round]:
@@ -142,6 +162,8 @@ def played(settings: Settings, start: State | None = None) -> Iterator[Round]:
         seed=settings.seed,
         evaluate_every=settings.evaluate_every,
         start=start,
+        population=settings.population,
+        server=settings.server,
     )
 
 

@@ -17,8 +17,10 @@ import torch
 
 from undrift.engines import choose
 from undrift.errors import InvalidInput
+from undrift.events.engine import visits_by
 from undrift.experiment.description import EngineSection, Experiment
 from undrift.experiment.federation import Federation, federation
+from undrift.experiment.virtual import PopulationSection
 from undrift.record.directory import (
     FEDERATION,
     RunDirectory,
@@ -64,6 +66,8 @@ def settings_of(experiment: Experiment, made: Federation) -> Settings:
         evaluate_every=experiment.evaluation.every,
         checkpoint_every=experiment.checkpoint_every,
         state_memory=experiment.state_memory,
+        population=experiment.population and experiment.population.make(),
+        server=experiment.server and experiment.server.make(),
     )
 
 
@@ -86,12 +90,16 @@ def _with_engine(experiment: Experiment, made: Federation) -> Experiment:
     that is repeated or resumed must be told."""
     if not isinstance(experiment.engine, str):
         return experiment
+    engine = experiment.engine
+    if experiment.timed:
+        population = (experiment.population or PopulationSection()).make()
+        engine = visits_by(engine, population, made.problem)
     choice = choose(
         made.problem,
         rounds=experiment.rounds,
         participation=experiment.participation.make(),
         local=experiment.local_of(experiment.labels[0]),
-        engine=experiment.engine,
+        engine=engine,
     )
     words = {"name": choice.engine, "chunk": choice.chunk, "workers": choice.workers}
     section = EngineSection(**words, since=choice.since)
