@@ -52,9 +52,10 @@ def kept(run: Settings) -> None:
         experiment = described({"algorithm": {"name": "fedavg"}, "rounds": ROUNDS})
 
         def updates() -> Iterator[Update]:
+            sent = 0
             for r in recorded(folder, run):
-                sent = r.bytes_down + r.bytes_up
-                yield Update(folder, r.round, ROUNDS, figures(as_line(r)), sent, r.seconds)
+                sent += r.bytes_down + r.bytes_up
+                yield Update(folder, r.round, ROUNDS, figures(as_line(r)), sent)
 
         shown(updates(), experiment, folder, quiet=False)
 

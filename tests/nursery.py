@@ -1,4 +1,4 @@
-"""A process that begets runs and kills them: imports once, so that fifty kills take seconds.
+"""A process that begets runs and kills or interrupts them: imports once, so that fifty kills take seconds.
 
     python -m tests.nursery FOLDER METHOD KILLS SEED
 
@@ -19,7 +19,7 @@ import torch
 import undrift as ud
 from undrift.record.recorded import Settings, played, recorded
 
-ROUNDS = 40
+ROUNDS, INTERRUPTED = 40, 130
 LATE = ", late"  # a method of that name runs in virtual time, with updates under way
 POPULATION = ud.Population(
     pace=ud.LogNormal(1.0, sigma=1.0), link=ud.Link(0.1), dropout=ud.Dropout(after=0.1), jitter=0.3
@@ -64,6 +64,8 @@ def child(folder: Path, method: str) -> int:
                     with (folder / "begun").open("a") as file:
                         file.write(f"{first}\n")
             os._exit(0)
+        except KeyboardInterrupt:
+            os._exit(INTERRUPTED)
         except BaseException as error:  # a forked process must never return
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -82,11 +84,12 @@ def main() -> None:
             pid = child(run, method)
             if killed < kills:
                 time.sleep(dice.uniform(0.02, 0.25))
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT]))
             _, status = os.waitpid(pid, 0)
-            finished = os.WIFEXITED(status)
-            if finished and os.WEXITSTATUS(status) != 0:
+            code = os.waitstatus_to_exitcode(status)
+            if code not in (0, INTERRUPTED, -signal.SIGKILL):
                 sys.exit("a run failed")
+            finished = code == 0
             killed += not finished
     begun = [int(line) for path in folder.glob("*/begun") for line in path.read_text().split()]
     print(json.dumps({"killed": killed, "begun": begun}))

@@ -13,6 +13,7 @@ import pytest
 
 from undrift import cli
 from undrift.hyper import METHODS
+from undrift.models import MODELS
 from undrift.record.files import lock
 
 SMALL = ["--rounds", "12", "--steps", "2", "--batch", "5", "--dirichlet", "0.1"]
@@ -109,7 +110,7 @@ ERRORS = {
     "unknown option": (["compare", "fedavg", "--rouns", "3"], 2, "--rouns"),
     "not a number": (["compare", "fedavg", "--rounds", "x"], 2, "--rounds"),
     "two partitions": (["compare", "fedavg", "--iid", "--natural"], 2, "different partitions"),
-    "per round": (["compare", "fedavg", "--clients", "5", "--per-round", "6"], 2, "from 1 to the number of clients, 5"),
+    "per round": (["compare", "fedavg", "--clients", "5", "--per-round", "6"], 2, "per_round = 6 is more than there are clients, 5"),
     "everyone": (["compare", "fedavg", "--everyone", "--per-round", "6"], 2, "contradict"),
     "natural digits": (["compare", "fedavg", "--natural"], 2, "these data name no clients"),
     "natural number": (["compare", "fedavg", "--natural", "--clients", "3"], 2, "leave out --clients"),
@@ -124,6 +125,12 @@ ERRORS = {
     "no run": (["report", "nowhere"], 2, "nowhere"),
     "use": (["compare", "fedavg", "--use", "nowhere.py"], 2, "is not a file"),
     "logger": (["compare", "fedavg", "--log", "wand"], 2, "did you mean 'wandb'?"),
+    "nobody": (["compare", "fedavg", "--per-round", "0"], 2, "participation.per_round"),
+    "no clients": (["compare", "fedavg", "--clients", "0"], 2, "clients.number"),
+    "twice": (["compare", "fedavg", "fedavg"], 2, "fedavg is there twice"),
+    "target": (["compare", "fedavg", "--target", "nan"], 2, "target"),
+    "impossible model": (["compare", "fedavg", "--set", "model.hidden=-3"], 2, "model mlp cannot be made with hidden = -3"),
+    "buffer": (["compare", "fedbuff", "--async", "--clients", "4", "--per-round", "5"], 2, "more than there are clients"),
 }  # fmt: skip
 
 
@@ -201,6 +208,47 @@ def test_a_method_of_ones_own_from_a_file(undrift, tmp_path: Path) -> None:
     )
     assert own == plain
     METHODS.pop("own-fedavg")
+
+
+def test_files_of_ones_own_lie_beside_the_experiment(undrift, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    own = tmp_path / "project" / "mine.py"
+    own.write_text(
+        'import undrift as ud\nprint("hello")\n@ud.model\ndef tiny(inputs: int, classes: int):\n    return ud.models.mlp(inputs, classes)\n'
+    )
+    text = 'rounds = 3\nuse = ["mine.py"]\nmodel = "tiny"\n[algorithms.fedavg]\n[algorithms.scaffold]\n'
+    (tmp_path / "project" / "e.toml").write_text(text)
+    try:
+        # what a file prints is not news of a run, and its path holds wherever one is
+        assert undrift("run", "project/e.toml", "--out", "run", "--jobs", 2, "-q").code == 0
+        (tmp_path / "run" / "report.html").unlink()
+        assert (
+            undrift("resume", "run", "-q").code == 0 and (tmp_path / "run" / "report.html").exists()
+        )
+        own.write_text(own.read_text() + "# changed\n")
+        said = undrift("resume", "run", "--rounds", 5)
+        assert said.code == 2 and "mine.py was changed after the run" in said.err
+    finally:
+        MODELS.pop("tiny", None)
+
+
+def test_no_hidden_layer_stays_none(undrift, tmp_path: Path) -> None:
+    assert (
+        undrift(
+            "compare", "fedavg", "--rounds", 1, "--set", "model.hidden=[]", "--out", "run", "-q"
+        ).code
+        == 0
+    )
+    assert json.loads((tmp_path / "run/federation.json").read_text())["parameters"] == 650
+
+
+def test_a_comparison_made_longer_half_way_goes_on(undrift, tmp_path: Path) -> None:
+    assert undrift("compare", "fedavg", "scaffold", *SMALL, "--out", "run", "-q").code == 0
+    shutil.rmtree(tmp_path / "run" / "scaffold" / "seed-0")
+    (tmp_path / "run" / "scaffold" / "seed-0").mkdir()  # killed when it was being made
+    assert undrift("resume", "run", "--rounds", 14, "-q").code == 0
+    assert [content.count(b"\n") for content in metrics(tmp_path / "run").values()] == [14, 14]
+    assert undrift("resume", "run", "--rounds", 14).code == 0
 
 
 def test_every_command_has_help_with_an_example(undrift) -> None:

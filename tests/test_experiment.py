@@ -47,6 +47,26 @@ def test_an_experiment_says_all_of_itself() -> None:
     assert e.runs() == [("fedavg", 0), ("fast", 0), ("fedavg", 1), ("fast", 1)]
 
 
+def test_a_name_alone_will_do() -> None:
+    e = experiment(algorithm="fedavg", data="digits", model="logistic")
+    assert e.labels == ["fedavg"] and e.model.name == "logistic"
+
+
+def test_settings_that_name_something_else() -> None:
+    e = experiment(algorithms={"scaffold-m beta=0.1": {"name": "scaffold-m", "beta": 0.1}})
+    changed = with_settings(
+        e,
+        [
+            'algorithms."scaffold-m beta=0.1".beta=0.2',
+            "model.name=logistic",
+            "participation.scheme=everyone",
+            "clients.partition=iid",
+        ],
+    )
+    assert changed.methods["scaffold-m beta=0.1"].make().beta == 0.2
+    assert changed.model.name == "logistic" and changed.clients.number == 100
+
+
 def test_own_steps_replace_epochs() -> None:
     e = experiment(algorithms={"fedavg": {"local": {"steps": 4}}}, local={"epochs": 2})
     assert e.local_of("fedavg").steps == 4 and e.local_of("fedavg").epochs is None
@@ -184,7 +204,7 @@ WRONG = {
     "needs": ('[algorithm]\nname = "triple-momentum"\n', "triple-momentum needs L, mu"),
     "per label": ("[algorithms.scaffold-m]\nbeta = 3\n", "line 2: [algorithms] scaffold-m: beta"),
     "own local": ("[algorithms.fedavg.local]\nlrr = 3\n", "unknown key of [algorithms.fedavg.local]: 'lrr'"),
-    "per round": (FEDAVG + "[clients]\nnumber = 5\nalpha = 1\n", "from 1 to the number of clients, 5; got 10"),
+    "per round": (FEDAVG + "[clients]\nnumber = 5\nalpha = 1\n", "participation.per_round = 10 is more than there are clients, 5"),
     "natural": (FEDAVG + '[clients]\npartition = "natural"\nnumber = 5\n', "leave out number"),
     "no number": (FEDAVG + '[clients]\npartition = "iid"\n', "say how many clients"),
     "no alpha": (FEDAVG + "[clients]\nnumber = 50\n", "dirichlet needs alpha"),
@@ -203,8 +223,19 @@ WRONG = {
     "no seeds": ("seeds = 0\n" + FEDAVG, "different whole numbers"),
     "baseline": ('baseline = "fedprox"\n' + FEDAVG, "unknown baseline 'fedprox'"),
     "logger": ('log = ["wandbb"]\n' + FEDAVG, "unknown logger 'wandbb'; did you mean 'wandb'?"),
-    "label": ('[algorithms."../fedavg"]\nname = "fedavg"\n', "a label names a folder"),
+    "label": ('[algorithms."../fedavg"]\nname = "fedavg"\n', "a label or name becomes a folder"),
     "use": ('use = ["nowhere.py"]\n' + FEDAVG, "is not a file"),
+    "name": ('name = "../x"\n' + FEDAVG, "becomes a folder"),
+    "lr in words": (FEDAVG + '[local]\nlr = "0.1"\n', "valid integer or a valid number"),
+    "no figures": (FEDAVG + "[evaluation]\nfigures = []\n", "evaluation.figures"),
+    "huge seed": ("seeds = [99999999999999999999]\n" + FEDAVG, "seeds"),
+    "data of another kind": ("data = 5\n" + FEDAVG, "line 1: data"),
+    "population": (FEDAVG + "[population]\npace = {mean = 1}\n", "pace is a number, a list with one a client"),
+    "paces": (FEDAVG + "[population]\npace = [1.0, 2.0]\n", "2 values for 100 clients"),
+    "link": (FEDAVG + "[population.link]\nup = 0\n", "up"),
+    "server": (FEDAVG + '[server]\nkind = "bufer"\n', "'synchronous', 'deadline' or 'buffer'"),
+    "buffer": (FEDAVG + '[server]\nkind = "buffer"\n', "buffer needs size"),
+    "trace": (FEDAVG + '[population.availability]\nkind = "trace"\npath = "x.csv"\n', "there is no trace"),
     "not TOML": ("rounds = \n", "is not TOML"),
 }  # fmt: skip
 

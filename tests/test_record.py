@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 import undrift as ud
 from tests.nursery import ROUNDS, settings
 from undrift.core import record
+from undrift.record import checkpoint
 from undrift.record.checkpoint import Checkpoints, Unusable
 from undrift.record.files import Lines, holds, lock, read_lines, write_aside
 from undrift.record.recorded import Settings, recorded
@@ -90,7 +93,7 @@ def test_a_run_whose_reader_goes_away_goes_on(rounds: int, whole: Path, tmp_path
 def test_two_checkpoints_are_kept_and_what_they_need(whole: Path) -> None:
     folder = whole / "checkpoints"
     rounds = Checkpoints(folder).rounds()
-    assert rounds == [40, 35]
+    assert rounds[0] == ROUNDS and len(rounds) == 2
     needed = {
         f["name"]
         for r in rounds
@@ -130,10 +133,11 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = stopped_after(tmp_path / "run", 20)
+    newest, before = Checkpoints(folder / "checkpoints").rounds()
+    assert newest == 20
     damage(folder / "checkpoints" / which)
     playing = recorded(folder, settings("scaffold"))
-    first = next(iter(playing))
-    assert first.round == 15  # there is one of round 14
+    assert next(iter(playing)).round == before + 1
     if not (which.endswith("json") and damage is damage_gone):
         assert "the checkpoint of round 20 cannot be used" in caplog.text
     for _ in playing:
@@ -141,15 +145,42 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     assert same(folder, whole)
 
 
-def test_with_no_usable_checkpoint_a_run_begins_anew(whole: Path, tmp_path: Path) -> None:
+def test_with_no_usable_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
     folder = stopped_after(tmp_path / "run", 20)
     for path in (folder / "checkpoints").glob("0*.json"):
         damage_flip(path)
-    playing = recorded(folder, settings("scaffold"))
-    assert next(iter(playing)).round == 1
-    for _ in playing:
-        pass
-    assert same(folder, whole)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ud.InvalidInput, match="round 20: .* round .*: .* start anew"):
+        next(iter(recorded(folder, settings("scaffold"))))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_killed_before_its_first_checkpoint_a_run_begins_anew(whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 5)
+    shutil.rmtree(folder / "checkpoints")
+    assert same(finished(folder), whole)
+
+
+@pytest.mark.parametrize("file", [r"clients-(\d+)-.*", r"(\d+)\.safetensors", r"(\d+)\.json"])
+def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
+    file: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.write_aside
+
+    def fails(path: Path, content: bytes) -> None:
+        found = re.fullmatch(file, path.name)
+        if found and int(found[1]) > 7:  # any after the first
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, content)
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(checkpoint, "write_aside", fails)
+        for _ in recorded(folder, settings("scaffold")):
+            pass
+    assert Checkpoints(folder / "checkpoints").rounds() == [7]
+    assert same(finished(folder), whole)
 
 
 def test_lines_that_were_lost_are_recorded_again(whole: Path, tmp_path: Path) -> None:
@@ -317,6 +348,7 @@ def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
 import resource, sys, torch
 from pathlib import Path
 from undrift.core import record
+from undrift.record import checkpoint
 from undrift.states import ClientStates
 @record
 class C:

@@ -1,6 +1,7 @@
 """A run: rounds of exchanges, and what is recorded of them."""
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -189,13 +190,11 @@ def run(
 
 def better(best: Best | None, r: Round) -> Best | None:
     """The best model so far, that of this round taken into account."""
-    if "accuracy" in r.metrics:
-        value, better = r.metrics["accuracy"], best is None or r.metrics["accuracy"] > best.value
-    elif "loss" in r.metrics:
-        value, better = r.metrics["loss"], best is None or r.metrics["loss"] < best.value
-    else:
+    name, sign = ("accuracy", 1) if "accuracy" in r.metrics else ("loss", -1)
+    value = r.metrics.get(name, math.nan)
+    if not math.isfinite(value) or (best is not None and sign * value <= sign * best.value):
         return best
-    return Best(r.round, value, r.x) if better else best
+    return Best(r.round, value, r.x)
 
 
 def rounds(

@@ -187,7 +187,7 @@ def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
         "clients": _clients(words),
         "participation": _participation(words),
         "local": _given(steps=words.steps, epochs=words.epochs, batch=words.batch, lr=words.lr),
-        "algorithms": dict(_method(text) for text in methods),
+        "algorithms": _methods(methods),
         "log": words.log or [],
         **_given(
             rounds=words.rounds, seeds=words.seeds, target=words.target, baseline=words.baseline
@@ -212,7 +212,7 @@ def _clients(words: Words) -> dict[str, Any]:
     chosen = [option for option, is_given in ways.items() if is_given]
     if len(chosen) > 1:
         raise InvalidInput(f"{' and '.join(chosen)} are different partitions: give one of them")
-    number = words.clients or 100
+    number = 100 if words.clients is None else words.clients
     partition: dict[str, Any]
     if words.natural:
         if words.clients:
@@ -231,22 +231,31 @@ def _clients(words: Words) -> dict[str, Any]:
 
 
 def _participation(words: Words) -> dict[str, Any]:
-    if words.everyone and words.per_round:
+    if words.everyone and words.per_round is not None:
         raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
     if words.everyone:
         return {"scheme": "everyone"}
-    few = words.clients is not None and words.clients < 10
-    return {"scheme": "uniform", "per_round": words.per_round or (words.clients if few else 10)}
+    usual = 10 if words.clients is None else max(1, min(10, words.clients))
+    return {"scheme": "uniform", "per_round": usual if words.per_round is None else words.per_round}
 
 
 def _late(words: Words) -> dict[str, Any]:
     """Clients of different pace, and a server that does not wait for all of them."""
-    size = words.per_round or 5
+    size = 5 if words.per_round is None else words.per_round
     at_work = min(2 * size, words.clients or 100)
     return {
         "population": {"pace": {"median": 1.0, "sigma": 1.0}},
         "server": {"kind": "buffer", "size": size, "concurrency": at_work},
     }
+
+
+def _methods(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for label, words in map(_method, texts):
+        if label in found:
+            raise InvalidInput(f"{label} is there twice: give it once, or with other parameters")
+        found[label] = words
+    return found
 
 
 def _method(text: str) -> tuple[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ class _Run:
     def take(self, update: Update) -> None:
         if self.first is None:
             self.first = max(0, update.round - 1)
-        self.round, self.bytes = update.round, self.bytes + update.bytes
+        self.round, self.bytes = update.round, update.bytes
         self.figures = update.figures or self.figures
 
     def status(self) -> str:

@@ -1,6 +1,7 @@
 """undrift run, compare, resume."""
 
 import logging
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -81,12 +82,16 @@ def resume(
     """
     talkative(verbose)
     if (directory / SWEEP).exists():
+        if rounds is not None:
+            raise InvalidInput(f"{directory} is a sweep, whose rounds are part of it: sweep anew")
         return swept(*sweep_opened(directory), directory, quiet=quiet)
     made = opened(directory)
     if rounds is not None:
         made = extended(made, rounds)
-    if not quiet and all(RunDirectory(path).result() for path in members(made)):
-        print(f"{directory} is finished; --rounds N goes on for longer")
+    done = all(RunDirectory(path).result() for path in members(made))
+    if done and (directory / "report.html").exists():
+        if not quiet:
+            print(f"{directory} is finished; --rounds N goes on for longer")
         return
     finish(made, jobs, quiet)
 
@@ -104,7 +109,7 @@ def carry_out(
     talkative(verbose)
     experiment = with_threads(experiment, jobs)
     if dry:
-        return _dry(experiment)
+        return _dry(experiment, jobs)
     if out is None:
         out = free(Path("runs") / name)
     finish(prepared(experiment, out), jobs, quiet)
@@ -119,19 +124,22 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     try:
         failed = shown(carried_out(directory, at_a_time), experiment, path, quiet)
     except KeyboardInterrupt:
-        print(f"\nundrift: interrupted; `undrift resume {path}` goes on", file=sys.stderr)
+        print(
+            f"\nundrift: interrupted; `undrift resume {shlex.quote(str(path))}` goes on",
+            file=sys.stderr,
+        )
         raise
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{error.strerror or error}; what was recorded is kept, `undrift resume {path}` goes on when that is mended",
+            f"{error.strerror or error}; what was recorded is kept, `undrift resume {shlex.quote(str(path))}` goes on when that is mended",
             error.filename,
         ) from error
     if failed:
         first, reason = next(iter(failed.items()))
         raise InvalidInput(
             f"{len(failed)} of {len(members(directory))} runs failed; {first}: {reason}; "
-            f"`undrift resume {path}` tries again"
+            f"`undrift resume {shlex.quote(str(path))}` tries again"
         )
     from undrift.report import summary, write_report  # slow to import, and not needed before
 
@@ -169,8 +177,10 @@ def with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
     return experiment.model_copy(update={"threads": threads})
 
 
-def _dry(experiment: Experiment) -> None:
+def _dry(experiment: Experiment, jobs: int | None) -> None:
     """What would be done: shown, and tried for a round or two in memory."""
+    from undrift.report.words import in_bytes, in_seconds  # slow to import
+
     print(as_toml(experiment))
     torch.set_num_threads(experiment.threads or 1)
     total = 0.0
@@ -186,22 +196,8 @@ def _dry(experiment: Experiment) -> None:
         r = next(playing, None)
         a_round, sent = perf_counter() - began, 0 if r is None else r.bytes_down + r.bytes_up
         total += a_round * experiment.rounds * len(experiment.seeds)
-        print(f"# {label}: {_amount(sent)} and {a_round * 1000:.0f} ms a round")
-    at_a_time = _jobs(experiment, None)
+        print(f"# {label}: {in_bytes(sent)} and {a_round * 1000:.0f} ms a round")
+    at_a_time = _jobs(experiment, jobs)
     print(
-        f"# {len(experiment.runs())} runs, about {_duration(total / at_a_time)}; nothing was started"
+        f"# {len(experiment.runs())} runs, about {in_seconds(total / at_a_time)}; nothing was started"
     )
-
-
-def _amount(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

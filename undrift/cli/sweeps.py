@@ -1,5 +1,6 @@
 """undrift sweep."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,8 +73,10 @@ def sweep(
     Example: undrift sweep fedavg scaffold-m --space quick --rounds 50 --trials 20 --out runs/sweep
     """
     experiment = _experiment(targets, words)
-    if experiment.threads is None:
-        experiment = experiment.model_copy(update={"threads": o.cores()})
+    if (
+        experiment.threads is None
+    ):  # the same on any machine, since a sweep must be the same to be gone on with
+        experiment = experiment.model_copy(update={"threads": 1})
     plan = Plan(space_of(space), trials, words.seeds, sampler, validate, prune)
     directory = out or Path("runs") / f"sweep-{experiment.name or experiment.data.name}"
     swept(experiment, plan, directory, quiet)
@@ -112,8 +115,13 @@ def swept(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = Fal
     ready = planned(experiment, plan)
     for line in introduction(ready):
         console.print(line, markup=False, soft_wrap=True)
-    for trial in carried_out(ready, directory):
-        console.print(_line(trial), markup=False, soft_wrap=True)
+    try:
+        for trial in carried_out(ready, directory):
+            console.print(_line(trial), markup=False, soft_wrap=True)
+    except KeyboardInterrupt:
+        place = shlex.quote(str(directory))
+        print(f"\nundrift: interrupted; `undrift resume {place}` goes on", file=sys.stderr)
+        raise
     results = found(ready, directory)
     console.print(table(ready, results))
     for line in remarks(results):

@@ -144,7 +144,9 @@ class EvaluationSection(Section):
     """How often and what to record of the server's model."""
 
     every: Whole = Field(default=1, ge=1)
-    figures: list[Literal["test", "train", "clients", "gradient"]] = ["test"]
+    figures: list[Literal["test", "train", "clients", "gradient"]] = Field(
+        default=["test"], min_length=1
+    )
     test_samples: Whole | None = Field(default=None, ge=1)
 
 
@@ -184,7 +186,7 @@ class Experiment(Section):
     threads: Whole | None = Field(default=None, ge=1)
     checkpoint_every: Whole = Field(default=10, ge=1)
     state_memory: ByteSize | None = None
-    target: Number | None = None  # a quality whose price the report tells
+    target: Number | None = Field(default=None, allow_inf_nan=False)  # the report tells its price
     baseline: str | None = None  # the label that others are compared with
     log: list[str] = []
     data: DataSection = DataSection()
@@ -205,10 +207,14 @@ class Experiment(Section):
         if not isinstance(given, dict):
             return given
         given = dict(given)
-        registered(given.get("use", []))
+        for section in ("data", "model", "algorithm"):  # a name alone will do
+            if isinstance(given.get(section), str):
+                given[section] = {"name": given[section]}
+        use = given.get("use", [])
+        registered(use if isinstance(use, list) else [])
         data = given.get("data", {})
-        data_name = data.get("name", "digits") if isinstance(data, dict) else data.name
-        given.setdefault("model", default_model(data_name))
+        name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "")
+        given.setdefault("model", default_model(str(name)))
         named = given.get("algorithms")
         if isinstance(named, dict):
             given["algorithms"] = {
@@ -227,7 +233,7 @@ class Experiment(Section):
     @field_validator("seeds")
     @classmethod
     def _different(cls, seeds: list[int]) -> list[int]:
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
             raise InvalidInput(
                 f"seeds are a number of them, or different whole numbers from 0; got {seeds}"
             )
@@ -247,10 +253,10 @@ class Experiment(Section):
             raise InvalidInput(
                 "give one method in [algorithm], or several in [algorithms.LABEL], not both and not none"
             )
-        for label in self.labels:
+        for label in [*self.labels, *([self.name] if self.name is not None else [])]:
             if not LABEL.fullmatch(label):
                 raise InvalidInput(
-                    f"a label names a folder: letters, digits, spaces and _.,=+()- are allowed, got {label!r}"
+                    f"a label or name becomes a folder: letters, digits, spaces and _.,=+()- are allowed, got {label!r}"
                 )
         if self.baseline is not None and self.baseline not in self.labels:
             raise unknown("baseline", self.baseline, self.labels)
@@ -258,6 +264,11 @@ class Experiment(Section):
             self.population.make().check(self.clients.number)
         if self.server and self.clients.number is not None:
             self.server.make().check(self.clients.number)
+        per_round, number = self.participation.per_round, self.clients.number
+        if per_round is not None and number is not None and per_round > number:
+            raise InvalidInput(
+                f"participation.per_round = {per_round} is more than there are clients, {number}"
+            )
         participation = self.participation.make()
         for label in self.labels:
             local = self.local_of(label)

@@ -116,7 +116,15 @@ def model_maker(
 
     def with_data(told: Mapping[str, int]) -> nn.Module:
         needed = {key: value for key, value in told.items() if key in allowed}
-        return made(name, make, {**needed, **parameters})
+        try:
+            return made(name, make, {**needed, **parameters})
+        except (TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            words = ", ".join(f"{key} = {value}" for key, value in parameters.items())
+            raise InvalidInput(
+                f"model {name} cannot be made with {words or 'these data'}: {error}"
+            ) from error
 
     return with_data
 

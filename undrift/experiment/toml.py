@@ -14,6 +14,17 @@ from undrift.errors import InvalidInput, unknown
 from undrift.experiment.description import Experiment
 from undrift.experiment.virtual import resolved
 
+SETTING = re.compile(r"((?:[^=\"]|\"[^\"]*\")+)=(.*)", flags=re.DOTALL)
+# Words that name something, and what of their section stays if they are set otherwise.
+RENAMED = {
+    ("algorithm", "name"): ("local",),
+    ("model", "name"): ("seed",),
+    ("data", "name"): (),
+    ("clients", "partition"): ("number", "weights", "seed"),
+    ("participation", "scheme"): (),
+    ("server", "kind"): (),
+}
+
 
 def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
     """An experiment from a TOML file, or from a Python file that calls one `experiment`.
@@ -27,7 +38,10 @@ def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InvalidInput(f"{path} cannot be read ({reason}): give an experiment file") from error
     if path.suffix == ".py":
-        found = runpy.run_path(str(path)).get("experiment")
+        try:
+            found = runpy.run_path(str(path)).get("experiment")
+        except ValidationError as error:
+            raise InvalidInput(_first(error, {}, str(path), "")) from None
         if not isinstance(found, Experiment):
             raise InvalidInput(f"{path} must set `experiment = ud.Experiment(...)`")
         return with_settings(found, settings)
@@ -35,9 +49,9 @@ def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
         words = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path} is not TOML: {error}") from error
-    words["use"] = [str(path.parent / file) for file in _list(words.get("use", []))]
-    if not words["use"]:
-        del words["use"]
+    if "use" in words:
+        files = [words["use"]] if isinstance(words["use"], str) else words["use"]
+        words["use"] = [str((path.parent / str(file)).resolve()) for file in files]
     words = resolved(_changed(words, settings), path.parent)
     return described(words, str(path), text)
 
@@ -61,11 +75,25 @@ def described(words: Mapping[str, Any], source: str = "", text: str = "") -> Exp
         raise InvalidInput(_first(error, words, source, text)) from None
     except InvalidInput as error:
         raise InvalidInput(f"{source}: {error}" if source else str(error)) from None
+    except (
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # of something that was named in words
+        place = f"{source}: " if source else ""
+        raise InvalidInput(f"{place}these words do not fit together ({error})") from error
+
+
+EMPTY = ("use", "log", "algorithms")  # not worth a word if there is nothing in them
 
 
 def as_words(experiment: Experiment) -> dict[str, Any]:
     """All words of an experiment, those that say nothing left out."""
-    return _without_none(experiment.model_dump())
+    words = _said(experiment.model_dump())
+    for method in [words.get("algorithm", {}), *words["algorithms"].values()]:
+        if not method.get("local"):
+            method.pop("local", None)
+    return {key: value for key, value in words.items() if key not in EMPTY or value}
 
 
 def as_toml(experiment: Experiment) -> str:
@@ -77,23 +105,21 @@ def as_toml(experiment: Experiment) -> str:
     return tomli_w.dumps(as_words(experiment))
 
 
-def _without_none(words: Any) -> Any:
+def _said(words: Any) -> Any:
+    """Words without what says nothing: None, which TOML does not have."""
     if isinstance(words, Mapping):
-        found = {key: _without_none(value) for key, value in words.items() if value is not None}
-        return {
-            key: value for key, value in found.items() if value not in ({}, []) or key == "figures"
-        }
+        return {key: _said(value) for key, value in words.items() if value is not None}
     if isinstance(words, (list, tuple)):
-        return [_without_none(each) for each in words]
+        return [_said(each) for each in words]
     return words
 
 
 def _changed(words: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Words with settings such as "algorithm.beta=0.1" put in."""
+    """Words with settings such as "algorithm.beta=0.1" put in; a label with dots or signs is quoted."""
     for setting in settings:
-        key, sign, value = setting.partition("=")
-        path = key.strip().split(".")
-        if not sign or not all(path):
+        found = SETTING.fullmatch(setting.strip())
+        path = _words_of(found[1]) if found else []
+        if not found or not all(path):
             raise InvalidInput(
                 f"a setting is written key=value, e.g. algorithm.beta=0.1; got {setting!r}"
             )
@@ -103,9 +129,12 @@ def _changed(words: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
             place = place.setdefault(word, {})
             if not isinstance(place, dict):
                 raise InvalidInput(f"{setting!r}: {word} is not a section")
-        place[last] = value_of(value.strip())
-        if path == ["algorithm", "name"]:  # another method has other hyper-parameters
-            words["algorithm"] = {"name": place[last]}
+        place[last] = value_of(found[2].strip())
+        if tuple(path) in RENAMED:  # another thing has other parameters
+            kept = (last, *RENAMED[path[0], last])
+            words[path[0]] = {key: value for key, value in place.items() if key in kept}
+            if words[path[0]].get("partition") == "natural":
+                words[path[0]].pop("number", None)
     return words
 
 
@@ -117,33 +146,32 @@ def value_of(text: str) -> Any:
         return text
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 # errors
 
 
 def _first(error: ValidationError, words: Mapping[str, Any], source: str, text: str) -> str:
     """The first thing that is wrong: where, what was got, what is allowed."""
-    problem = error.errors()[0]
-    path = [str(part) for part in problem["loc"] if _is_there(words, part)]
+    problem, *others = error.errors()
+    path = _path(problem)
+    alternatives = [other for other in others if _path(other) == path]
     name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         kind = f"key of [{'.'.join(path[:-1])}]:" if path[1:] else "key"
         message = str(unknown(kind, path[-1], _allowed(path)))
     else:
         cause = problem.get("ctx", {}).get("error")
-        message = str(cause) if cause is not None else f"{problem['msg']}, got {problem['input']!r}"
+        allowed = " or ".join(dict.fromkeys([problem["msg"], *(a["msg"] for a in alternatives)]))
+        allowed = allowed.replace(" or Input should be", " or")
+        message = str(cause) if cause is not None else f"{allowed}, got {problem['input']!r}"
         message = f"{name}: {message}" if name and cause is None else message
         section = path[0] if path else ""
         message = f"[{section}] {message}" if cause is not None and section else message
         path = _narrowed(path, words, message)
     line = _line_of(text, path)
     place = f"{source}, line {line}" if line else source
-    more = len(error.errors()) - 1
-    others = f" (and {more} more)" if more else ""
-    return f"{place}: {message}{others}" if place else message + others
+    more = len({tuple(_path(other)) for other in others} - {tuple(_path(problem))})
+    rest = f" (and {more} more)" if more else ""
+    return f"{place}: {message}{rest}" if place else message + rest
 
 
 def _narrowed(path: list[str], words: Any, message: str) -> list[str]:
@@ -156,9 +184,10 @@ def _narrowed(path: list[str], words: Any, message: str) -> list[str]:
     return path
 
 
-def _is_there(words: Mapping[str, Any], part: Any) -> bool:
-    """Whether a part of pydantic's path is a word of the user's, not the name of one of a union's types."""
-    return not isinstance(part, str) or not re.match(r"(int|float|list|dict|str)(\[|$)", part)
+def _path(problem: Any) -> list[str]:
+    """Where a problem is, in words of the user's; pydantic's names of a union's types are left out."""
+    types = re.compile(r"(int|float|list|dict|str|literal|constrained-\w+|\w+Section)(\[|$)")
+    return [str(part) for part in problem["loc"] if not types.match(str(part))]
 
 
 def _allowed(path: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ is stored, all states are written anew.  The last two checkpoints are kept.  Fil
 
 import json
 import logging
+import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from undrift.core import rebuild, tensors
 from undrift.errors import InvalidInput
-from undrift.record.files import alone, write_aside
+from undrift.record.files import alone, synced, write_aside
 from undrift.record.tree import kinds_of, put_together, taken_apart
 from undrift.run import Best, State
 from undrift.states import ClientStates
@@ -50,10 +51,13 @@ class Saved:
     state: State
     best: Best | None
     marks: dict[str, dict[str, int]]  # how much had been recorded, by file
+    files: "list[ClientFile]"
 
 
 @dataclass(frozen=True)
-class _ClientFile:
+class ClientFile:
+    """States of some clients on disk."""
+
     name: str
     clients: int
     bytes: int
@@ -66,8 +70,8 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-        self._files: list[_ClientFile] = []
+        self._pending: Future[list[ClientFile]] | None = None
+        self._files: list[ClientFile] = []
 
     # writing
 
@@ -85,17 +89,21 @@ class Checkpoints:
         return True
 
     def finish(self) -> None:
-        """Wait for what is being written; an error there is raised here."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        """Wait for what is being written; an error there is raised here, and then nothing more may be written."""
+        if self._pending is not None:
+            self._files = self._pending.result()
+            self._pending = None
+
+    def adopt(self, saved: Saved) -> None:
+        """Go on from this checkpoint."""
+        self._files = saved.files
 
     def close(self) -> None:
         self._writer.shutdown()
 
     def _prepared(
         self, state: State, best: Best | None, marks: dict[str, dict[str, int]]
-    ) -> Callable[[], None]:
+    ) -> Callable[[], list[ClientFile]]:
         """All that must not change while it is written, and what writes it."""
         found: dict[str, Tensor] = {}
         shape = taken_apart(state.server, found, "server")
@@ -125,22 +133,24 @@ class Checkpoints:
         }
         earlier = list(self._files)
 
-        def write() -> None:
+        def write() -> list[ClientFile]:
             files = list(earlier)
             files += [self._write_clients(f"{name}-{j}", rows) for j, rows in enumerate(batches)]
             size, crc = self._write(f"{name}.safetensors", {k: alone(v) for k, v in found.items()})
             whole = {**record, "bytes": size, "crc32": crc, "clients": [vars(f) for f in files]}
             content = json.dumps(whole, sort_keys=True).encode()
             signed = json.dumps({**whole, "check": zlib.crc32(content)}, sort_keys=True)
+            for recorded in marks:  # lines that the checkpoint counts on are on the disk before it
+                synced(self.folder.parent / recorded)
             write_aside(self.folder / f"{name}.json", signed.encode())
-            self._files = files
             self._forget_old()
+            return files
 
         return write
 
-    def _write_clients(self, name: str, rows: dict[str, Tensor]) -> _ClientFile:
+    def _write_clients(self, name: str, rows: dict[str, Tensor]) -> ClientFile:
         file = f"clients-{name}.safetensors"
-        return _ClientFile(file, len(rows["clients"]), *self._write(file, rows))
+        return ClientFile(file, len(rows["clients"]), *self._write(file, rows))
 
     def _write(self, name: str, content: dict[str, Tensor]) -> tuple[int, int]:
         data = save(content)
@@ -180,7 +190,7 @@ class Checkpoints:
             server = put_together(record["server"], content, kinds)
             flight = put_together(record["flight"], content, kinds)
             server_x = server.x
-            files = [_ClientFile(**file) for file in record["clients"]]
+            files = [ClientFile(**file) for file in record["clients"]]
             for file in files:
                 rows = self._content(file.name, file.bytes, file.crc32)
                 ids = rows.pop("clients").tolist()
@@ -194,8 +204,7 @@ class Checkpoints:
             raise Unusable("it is of another model")
         fresh.clients.changed()
         fresh.clients.round = round
-        self._files = files
-        return Saved(State(round, server, fresh.clients, flight), kept, marks)
+        return Saved(State(round, server, fresh.clients, flight), kept, marks, files)
 
     def _record(self, round: int) -> dict[str, Any]:
         path = self.folder / f"{round:08d}.json"
@@ -230,17 +239,26 @@ class Checkpoints:
 def newest(
     checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool]
 ) -> Saved | None:
-    """The newest checkpoint that can be used; older ones are tried in turn, each failure is said."""
+    """The newest checkpoint that can be used; None if there is none at all.
+
+    Older ones are tried in turn, each failure is said.  If none can be used nothing is touched.
+    """
+    reasons = []
     for round in checkpoints.rounds():
         try:
             saved = checkpoints.read(round, fresh())
             if usable(saved):
+                checkpoints.adopt(saved)
                 return saved
             reason = "what was recorded by then is not there any more"
         except Unusable as error:
             reason = str(error)
-        log.warning(
-            "the checkpoint of round %d cannot be used: %s; trying the one before", round, reason
+        reasons.append(f"that of round {round}: {reason}")
+        log.warning("the checkpoint of round %d cannot be used: %s", round, reason)
+    if reasons:
+        raise InvalidInput(
+            f"no checkpoint in {checkpoints.folder} can be used ({'; '.join(reasons)}): "
+            f"start anew with `undrift run {shlex.quote(str(checkpoints.folder.parent))}/experiment.toml --out NEW`"
         )
     return None
 

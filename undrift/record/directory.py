@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from undrift.data.store import checksum
 from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_toml, read
@@ -46,6 +47,8 @@ OWN = (
     "bytes_down",
     "bytes_up",
     "seconds",
+    "virtual_seconds",
+    "timing",
 )
 
 
@@ -73,7 +76,7 @@ class RunDirectory:
     @property
     def is_run(self) -> bool:
         """Whether this is a single run, not a comparison."""
-        return (self.path / METRICS).exists() or (self.path / "checkpoints").exists()
+        return (self.path / METRICS).exists()
 
     def rounds(self) -> list[dict[str, Any]]:
         """The recorded rounds: figures, bytes and `seconds`, a dictionary a round."""
@@ -84,20 +87,28 @@ class RunDirectory:
 
 
 def create(path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunDirectory:
-    """A new run directory; one that is there already is never touched."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        hint = f"`undrift resume {path}` goes on with it, " if (path / EXPERIMENT).exists() else ""
-        raise InvalidInput(f"{path} exists and is not empty: {hint}--out chooses another place")
+    """A new run directory; one that is there already is never touched, unless it was left half-made."""
     try:
+        if path.exists() and (not path.is_dir() or _occupied(path)):
+            begun = (path / EXPERIMENT).exists()
+            hint = f"`undrift resume {shlex.quote(str(path))}` goes on with it, " if begun else ""
+            raise InvalidInput(f"{path} exists and is not empty: {hint}--out chooses another place")
         path.mkdir(parents=True, exist_ok=True)
         text = as_toml(experiment)
-        write_json(path / MANIFEST, {**manifest(text), **about})
-        write_aside(path / EXPERIMENT, text.encode())
+        own = {file: checksum(Path(file)) for file in experiment.use}
+        write_json(path / MANIFEST, {**manifest(text), "use": own, **about})
+        write_aside(path / EXPERIMENT, text.encode())  # last: with it the directory is made
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be written ({error.strerror}): --out chooses another place"
         ) from error
     return RunDirectory(path)
+
+
+def _occupied(path: Path) -> bool:
+    """Whether a directory holds anything but what `create` had begun to write."""
+    begun = {MANIFEST, f".{MANIFEST}.part", f".{EXPERIMENT}.part", ".lock"}
+    return any(entry.name not in begun for entry in path.iterdir())
 
 
 def opened(path: Path) -> RunDirectory:
@@ -107,20 +118,30 @@ def opened(path: Path) -> RunDirectory:
             f"{path} is not a run directory: it needs {EXPERIMENT} and {MANIFEST}, which `undrift run` writes"
         )
     directory = RunDirectory(path)
-    if _digest(directory.experiment_text) != directory.manifest().get("experiment"):
+    known = directory.manifest()
+    anew = f"start anew with `undrift run {shlex.quote(str(path / EXPERIMENT))} --out NEW`"
+    if _digest(directory.experiment_text) not in (known.get("experiment"), known.get("next")):
         raise InvalidInput(
-            f"{path / EXPERIMENT} was changed after the run began: put it back, "
-            f"or start anew with `undrift run {path / EXPERIMENT} --out NEW`"
+            f"{path / EXPERIMENT} was changed after the run began: put it back, or {anew}"
         )
+    for file, digest in known.get("use", {}).items():
+        if not Path(file).is_file() or checksum(Path(file)) != digest:
+            raise InvalidInput(
+                f"{file} was changed after the run in {path} began: put it back, or {anew}"
+            )
     return directory
 
 
 def rewritten(directory: RunDirectory, experiment: Experiment) -> None:
     """Give a directory another experiment, one that goes on from what is there."""
-    text = as_toml(Experiment.model_validate(experiment.model_dump()))
-    write_json(directory.path / MANIFEST, {**directory.manifest(), "experiment": _digest(text)})
+    text, known = as_toml(experiment), directory.manifest()
+    path = directory.path / MANIFEST
+    write_json(
+        path, {**known, "next": _digest(text)}
+    )  # stopped at any moment, one of the two is right
     write_aside(directory.path / EXPERIMENT, text.encode())
     (directory.path / RESULT).unlink(missing_ok=True)
+    write_json(path, {**known, "experiment": _digest(text)})
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:
@@ -180,6 +201,12 @@ def as_line(r: Round) -> dict[str, Any]:
 def figures(line: Mapping[str, Any]) -> dict[str, float | None]:
     """The figures of a recorded round, without what every round has."""
     return {name: value for name, value in line.items() if name not in OWN}
+
+
+def sent_before(path: Path, round: int) -> int:
+    """Bytes sent in the rounds of a run before this one."""
+    lines = read_lines(path / METRICS)
+    return sum(x["bytes_down"] + x["bytes_up"] for x in lines if x["round"] < round)
 
 
 def _digest(text: str) -> str:

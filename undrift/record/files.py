@@ -29,6 +29,15 @@ def write_aside(path: Path, content: bytes) -> None:
         raise
 
 
+def synced(path: Path) -> None:
+    """Make sure that what was written to a file is on the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def write_json(path: Path, content: Any) -> None:
     """A JSON file for people and programs."""
     write_aside(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())

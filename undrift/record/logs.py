@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from undrift.errors import InvalidInput
-from undrift.record.directory import as_line, figures
+from undrift.record.directory import as_line, figures, sent_before
 from undrift.run import Round
 
 
@@ -78,9 +78,12 @@ class Logs:
 
     def __init__(self, names: Sequence[str], folder: Path, name: str, config: dict[str, Any]):
         self._logs = [LOGS[each](folder, name, config) for each in names]
-        self._sent = 0
+        self._folder = folder
+        self._sent: int | None = None
 
     def add(self, r: Round) -> None:
+        if self._sent is None:  # a run that is gone on with has sent some before
+            self._sent = sent_before(self._folder, r.round)
         self._sent += r.bytes_down + r.bytes_up
         values = {k: v for k, v in figures(as_line(r)).items() if v is not None}
         for log in self._logs:

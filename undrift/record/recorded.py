@@ -20,6 +20,7 @@ from undrift.problems import Problem
 from undrift.record.checkpoint import Checkpoints, Saved, newest
 from undrift.record.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
 from undrift.record.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
+from undrift.record.interrupts import Interrupts
 from undrift.record.logs import Logs
 from undrift.run import Best, Round, State, better, rounds
 from undrift.servers import ServerPolicy
@@ -57,19 +58,27 @@ def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iter
     record = _Record(folder, checkpoints, saved, _fresh(settings, folder), timed)
     state = record.kept.state
     checkpoints.forget_after(state.round)
-    stopped = None
-    try:
+    playing = played(settings, state) if state.round < settings.rounds else iter(())
+    whole = True  # nothing is half done
+    with Interrupts() as interrupts:
         try:
-            for r in played(settings, state) if state.round < settings.rounds else ():
+            while True:
+                whole, stopped = False, None
+                try:
+                    r = next(playing, None)
+                except Stopped as end:
+                    r, stopped = None, str(end)
+                if r is None:
+                    break
                 record.add(r, settings.checkpoint_every)
                 if logs is not None:
                     logs.add(r)
+                whole = True
                 yield r
-        except Stopped as end:
-            stopped = str(end)
-        record.end(settings.problem, stopped)
-    finally:  # also if the caller stops asking, or Ctrl-C: what is whole is kept
-        record.close()
+                interrupts.check()
+            record.end(settings.problem, stopped)
+        finally:  # also if the caller stops asking: what is whole is kept
+            record.close(save=whole)
 
 
 @dataclass(frozen=True)
@@ -130,9 +139,9 @@ class _Record:
         how = {"best": about_best, "models": _how_to_load(problem)}
         write_json(self.folder / RESULT, result | how)
 
-    def close(self) -> None:
+    def close(self, save: bool) -> None:
         try:
-            if self.saved < self.kept.state.round:
+            if save and self.saved < self.kept.state.round:
                 self.checkpoint(wait=True)
             self.checkpoints.finish()
         finally:

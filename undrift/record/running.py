@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from undrift.experiment.description import EngineSection, Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.virtual import PopulationSection
 from undrift.record.directory import (
+    EXPERIMENT,
     FEDERATION,
     RunDirectory,
     as_line,
@@ -29,10 +29,13 @@ from undrift.record.directory import (
     figures,
     opened,
     rewritten,
+    sent_before,
 )
 from undrift.record.files import lock, read_json, write_json
 from undrift.record.logs import Logs
 from undrift.record.recorded import Settings, played, recorded
+
+STOP = "stop"  # what a worker is told in place of a run
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,7 @@ class Update:
     round: int
     rounds: int
     figures: dict[str, float | None]
-    bytes: int  # in this round
-    seconds: float
+    bytes: int  # sent so far, down and up
     finished: bool = False
     stopped: str | None = None
     error: str | None = None
@@ -110,15 +112,13 @@ def extended(directory: RunDirectory, rounds: int) -> RunDirectory:
     """The same experiment for more rounds: what is done stays, the rest is left to do."""
     held = lock(directory.path)
     try:
-        for path in [*dict.fromkeys([*members(directory), directory.path])]:
-            each = RunDirectory(path)
-            before = each.experiment()
-            if rounds <= before.rounds:
-                raise InvalidInput(
-                    f"{path} has {before.rounds} rounds already: --rounds must be more, got {rounds}"
-                )
-            longer = before.model_copy(update={"rounds": rounds})
-            rewritten(each, longer)
+        before = directory.experiment()
+        if rounds < before.rounds:
+            raise InvalidInput(
+                f"{directory.path} has {before.rounds} rounds already: --rounds must be more, got {rounds}"
+            )
+        if rounds > before.rounds:
+            rewritten(directory, before.model_copy(update={"rounds": rounds}))
     finally:
         held.release()
     return directory
@@ -141,8 +141,7 @@ def carried_out(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
         paths = members(directory)
         if len(paths) > 1:
             for path, (label, seed) in zip(paths, experiment.runs(), strict=True):
-                if not path.exists():
-                    create(path, experiment.single(label, seed), {"seeds": [seed]})
+                _in_step(path, experiment.single(label, seed))
         left = [path for path in paths if RunDirectory(path).result() is None]
         if jobs > 1 and len(left) > 1:
             yield from _in_processes(left, min(jobs, len(left)), experiment.threads)
@@ -151,6 +150,14 @@ def carried_out(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
                 yield from one_run(path, held_already=path == directory.path)
     finally:
         held.release()
+
+
+def _in_step(path: Path, experiment: Experiment) -> None:
+    """The directory of one run of a comparison: made if it is not there, longer if the comparison has become so."""
+    if not (path / EXPERIMENT).exists():
+        create(path, experiment, {"seeds": experiment.seeds})
+    elif (member := opened(path)).experiment().rounds < experiment.rounds:
+        rewritten(member, experiment)
 
 
 def one_run(path: Path, held_already: bool = False) -> Iterator[Update]:
@@ -166,10 +173,11 @@ def one_run(path: Path, held_already: bool = False) -> Iterator[Update]:
         settings = settings_of(experiment, made)
         logs = _logs(experiment, path)
         try:
+            sent = None
             for r in recorded(path, settings, logs):
-                seen = figures(as_line(r))
-                sent = r.bytes_down + r.bytes_up
-                yield Update(path, r.round, settings.rounds, seen, sent, r.seconds)
+                sent = sent_before(path, r.round) if sent is None else sent
+                sent += r.bytes_down + r.bytes_up
+                yield Update(path, r.round, settings.rounds, figures(as_line(r)), sent)
         finally:
             if logs is not None:
                 logs.close()
@@ -179,8 +187,7 @@ def one_run(path: Path, held_already: bool = False) -> Iterator[Update]:
             result["rounds"],
             settings.rounds,
             result["last"],
-            0,
-            0.0,
+            sent_before(path, result["rounds"] + 1),
             finished=True,
             stopped=result["stopped"],
         )
@@ -215,74 +222,91 @@ def _check_data(directory: RunDirectory, made: Federation) -> None:
 # several runs at a time
 
 
+@dataclass
+class _Worker:
+    """A process that carries out one run after another."""
+
+    process: subprocess.Popen[str]
+    ready: bool = False  # it has said something
+    run: Path | None = None  # what it is at
+
+    def tell(self, word: str) -> None:
+        with suppress(BrokenPipeError, ValueError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+
+    def listen(self, news: "Queue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+        assert self.process.stdout is not None
+        try:
+            for line in self.process.stdout:
+                news.put((self, json.loads(line)))
+        except ValueError:
+            pass  # closed, or not our words: it has ended for us
+        finally:
+            news.put((self, None))
+
+
 def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iterator[Update]:
     """Deal runs to worker processes; their news arrive as lines of JSON."""
-    news: Queue[tuple[int, dict[str, Any] | None]] = Queue()
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads or 1)}
-    command = [sys.executable, "-m", "undrift.record.worker"]
-    workers = [
-        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        for _ in range(jobs)
-    ]
-
-    def listen(number: int) -> None:
-        assert (lines := workers[number].stdout) is not None
-        for line in lines:
-            news.put((number, json.loads(line)))
-        news.put((number, None))
-
-    for number in range(jobs):
-        threading.Thread(target=listen, args=(number,), daemon=True).start()
-    waiting, busy = list(paths), {}
+    news: Queue[tuple[_Worker, dict[str, Any] | None]] = Queue()
+    workers = [_Worker(_started(threads or 1)) for _ in range(jobs)]
+    for worker in workers:
+        threading.Thread(target=worker.listen, args=(news,), daemon=True).start()
+    waiting = list(paths)
     try:
-        for number in range(jobs):
-            busy[number] = _hand_over(workers[number], waiting)
-        while any(busy.values()):
-            number, said = news.get()
-            if said is None:  # a worker has ended
-                if busy.get(number):
-                    code = workers[number].wait()
-                    raise InvalidInput(f"the process of {busy[number]} ended with code {code}")
+        for worker in workers:
+            _hand_over(worker, waiting)
+        while any(worker.run for worker in workers):
+            worker, said = news.get()
+            if said is None:
+                if worker.run is not None:
+                    code = worker.process.wait()
+                    raise InvalidInput(f"the process of {worker.run} ended with code {code}")
+                continue
+            worker.ready = True
+            if "run" not in said:
                 continue
             update = Update(**{**said, "run": Path(said["run"])})
-            yield update
             if update.finished or update.error:
-                busy[number] = _hand_over(workers[number], waiting)
+                _hand_over(worker, waiting)
+            yield update
     finally:
-        for worker in workers:
-            _stopped(worker)
+        _stopped(workers)
 
 
-def _hand_over(worker: subprocess.Popen[str], waiting: list[Path]) -> Path | None:
-    """Give a worker its next run, or nothing more."""
-    assert worker.stdin is not None
-    if not waiting:
-        worker.stdin.close()
-        return None
-    path = waiting.pop(0)
-    worker.stdin.write(f"{path}\n")
-    worker.stdin.flush()
-    return path
+def _started(threads: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
+        [sys.executable, "-m", "undrift.record.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        start_new_session=True,
+    )
 
 
-def _stopped(worker: subprocess.Popen[str]) -> None:
-    """A worker that is done, or asked to end as by Ctrl-C: it writes a checkpoint first."""
-    assert worker.stdin is not None and worker.stdout is not None
-    idle = worker.stdin.closed
-    if worker.poll() is None and not idle:
-        worker.send_signal(signal.SIGINT)
-    try:
-        worker.wait(timeout=60)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-        worker.wait()
-    with suppress(BrokenPipeError):
-        worker.stdin.close()
-    worker.stdout.close()
+def _hand_over(worker: _Worker, waiting: list[Path]) -> None:
+    """Give a worker its next run, if there is one."""
+    worker.run = waiting.pop(0) if waiting else None
+    if worker.run is not None:
+        worker.tell(str(worker.run))
+
+
+def _stopped(workers: Sequence[_Worker]) -> None:
+    """End workers: those that are at a run finish its round and write a checkpoint, those that have not begun are killed."""
+    for worker in workers:
+        if worker.ready:
+            worker.tell(STOP)
+        else:
+            worker.process.kill()
+    for worker in workers:
+        try:
+            worker.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+        for pipe in (worker.process.stdin, worker.process.stdout):
+            with suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()

@@ -130,6 +130,7 @@ class Cost:
     rounds    r_a, the rounds to the baseline's final quality; all T if it is never reached
     share     s_a = r_a / T
     bytes     b_a s_a, with b_a what all T rounds send, down + up over all clients; seconds likewise
+    virtual   not a share: what the virtual clock says in round r_a; None if that is never, or no clock
     """
 
     rounds: int
@@ -137,6 +138,7 @@ class Cost:
     share: float
     bytes: float
     seconds: float | None
+    virtual: float | None = None
 
 
 def first_round(rounds: np.ndarray, values: np.ndarray, quality: float, higher: bool) -> int | None:
@@ -172,12 +174,18 @@ def alone(run: Run, figure: str, quality: float, higher: bool) -> int | None:
 def cost(method: Method, figure: str, quality: float, higher: bool) -> Cost:
     """C.3 for one method.  A run that ended early counts as if it had gone on at the same price a round."""
     T = method.planned
-    r = reach(method, figure, quality, higher).rounds
+    there = reach(method, figure, quality, higher)
+    r = there.rounds
     share = (T if r is None else r) / T
     b = float(np.mean([run.bytes[-1] * T / run.recorded for run in method.runs]))
     t = _known(float(np.mean([_seconds_a_round(run) * T for run in method.runs])))
     return Cost(
-        T if r is None else r, r is not None, share, b * share, None if t is None else t * share
+        rounds=T if r is None else r,
+        reached=r is not None,
+        share=share,
+        bytes=b * share,
+        seconds=None if t is None else t * share,
+        virtual=there.virtual,
     )
 
 

@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import InvalidInput
-from undrift.record.directory import EXPERIMENT, FEDERATION, RunDirectory, figures, runs_below
-from undrift.record.files import read_json
-
-VIRTUAL = "virtual_seconds"  # the clock of simulated time after a round, where there is one
+from undrift.record.directory import (
+    EXPERIMENT,
+    FEDERATION,
+    VISITS,
+    RunDirectory,
+    figures,
+    runs_below,
+)
+from undrift.record.files import read_json, read_lines
+from undrift.report.timed import VIRTUAL, Timed, timed
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Run:
     bytes_up: np.ndarray
     seconds: np.ndarray
     virtual: np.ndarray | None
+    timed: Timed | None
     participants: int  # visits of clients, over all rounds
     left_out: int  # answers that could not be used
     finished: bool
@@ -201,6 +208,7 @@ def _run(directory: RunDirectory, source: Source) -> Run:
         bytes_up=np.array([line["bytes_up"] for line in lines], dtype=np.int64),
         seconds=_numbers([line["seconds"] for line in lines]),
         virtual=None if None in virtual or not virtual else _numbers(virtual),
+        timed=timed(lines, list(read_lines(directory.path / VISITS))),
         participants=sum(line.get("participants", 0) for line in lines),
         left_out=sum(len(line.get("left_out", ())) for line in lines),
         finished=result is not None,

@@ -109,9 +109,15 @@ def _row(method: Method, figure: str, last: int) -> Row:
         total_seconds=sum(seconds) / len(runs) if math.isfinite(sum(seconds)) else None,
         visit_down=sum(float(run.bytes_down.sum()) for run in runs) / visits if visits else None,
         visit_up=sum(float(run.bytes_up.sum()) for run in runs) / visits if visits else None,
+        total_virtual=_virtual(method),
         left_out=sum(run.left_out for run in runs),
         remarks=_remarks(method, finals),
     )
+
+
+def _virtual(method: Method) -> float | None:
+    ends = [float(run.virtual[-1]) for run in method.runs if run.virtual is not None]
+    return sum(ends) / len(ends) if len(ends) == len(method.runs) else None
 
 
 def _remarks(method: Method, finals: Sequence[float]) -> tuple[str, ...]:
@@ -152,6 +158,7 @@ def _against(rows: Sequence[Row]) -> list[Row]:
                 row,
                 bytes_change=change(row.cost.bytes, base.cost.bytes),
                 seconds_change=change(row.cost.seconds, base.cost.seconds),
+                virtual_change=change(row.cost.virtual, base.cost.virtual),
             )
         if row.reach is not None and base.reach is not None:
             row = replace(row, reach_change=change(row.reach.bytes, base.reach.bytes))

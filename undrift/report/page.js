@@ -1,4 +1,3 @@
-"use strict";
 // Draws the curves, the federations and sorts the table, from the data embedded in the page.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -349,15 +348,18 @@
     place.replaceChildren(svg);
   }
 
+  const drawTime = data.time ? virtualTime({ made, drawn, ticks, digits, unitFor, along }, data.time) : () => {};
   function everything() {
+    if (!chart.clientWidth) return; // nothing has a place yet: the observer below calls again
     draw();
+    drawTime();
     document.querySelectorAll(".heat").forEach((place) => heat(place, data.federations[place.dataset.federation]));
     document.querySelectorAll(".sizes").forEach((place) => bars(place, data.federations[place.dataset.federation]));
   }
 
   controls();
   everything();
-  sortable(document.querySelector("#table table"));
+  document.querySelectorAll("#table table, #time table").forEach(sortable);
   let width = chart.clientWidth;
   new ResizeObserver(() => {
     if (chart.clientWidth !== width) { width = chart.clientWidth; everything(); }

@@ -23,6 +23,7 @@ from undrift.report.picture import png, spans_much
 from undrift.report.style import DASHES, looks
 from undrift.report.summary import Row, Summary
 from undrift.report.tables import rounds_csv, summary_csv
+from undrift.report.virtual import virtual_time
 from undrift.report.words import (
     goal,
     in_bytes,
@@ -72,8 +73,8 @@ def write_report(
 
 def page(gathered: Gathered, s: Summary, picture: bytes) -> str:
     """The page's text."""
-    script, style = _file("page.js"), _file("page.css")
-    drawn = federations(gathered)
+    script, style = _file("time.js") + _file("page.js"), _file("page.css")
+    drawn, time = federations(gathered), virtual_time(gathered, s, _looks(s))
     return _template().render(
         s=s,
         answer=[_unbroken(sentence) for sentence in s.answer],
@@ -86,6 +87,7 @@ def page(gathered: Gathered, s: Summary, picture: bytes) -> str:
         rows=[_row(s, row, look) for row, look in zip(s.rows, _looks(s), strict=True)],
         timed=any(row.reach and row.reach.virtual is not None for row in s.rows),
         compared=len(s.rows) > 1,
+        time=time,
         federations=drawn,
         sources=[_repeat(source) for source in gathered.sources],
         runs=[_run(run) for run in gathered.runs],
@@ -93,7 +95,7 @@ def page(gathered: Gathered, s: Summary, picture: bytes) -> str:
         style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=_embedded(_data(gathered, s, drawn)),
+        data=_embedded({**_data(gathered, s, drawn), "time": _pictured(time)}),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
@@ -153,6 +155,10 @@ def _data(gathered: Gathered, s: Summary, drawn: list[dict[str, Any]]) -> dict[s
             {key: each[key] for key in ("heat", "together", "sizes")} for each in drawn
         ],
     }
+
+
+def _pictured(time: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if time is None else {key: time[key] for key in ("firsts", "histograms")}
 
 
 def _method(
@@ -225,12 +231,23 @@ def _facts(gathered: Gathered) -> list[str]:
     facts = [
         f"{number:,} clients" if number else "",
         partition,
-        f"{per_round} a round" if per_round else str(participation.get("scheme", "")),
+        _served(words.get("server", {}))
+        or (f"{per_round} a round" if per_round else str(participation.get("scheme", ""))),
         f"{rounds.pop():,} rounds" if len(rounds) == 1 else "",
         f"{seeds} seed{'s' if seeds > 1 else ''}",
         f"{about['parameters']:,} parameters" if about and about.get("parameters") else "",
     ]
     return [fact for fact in facts if fact]
+
+
+def _served(server: Mapping[str, Any]) -> str:
+    """When the server steps, if not at the end of a round."""
+    if server.get("kind") == "buffer":
+        at_work = f", {server['concurrency']} at work" if "concurrency" in server else ""
+        return f"buffer of {server.get('size')}{at_work}"
+    return (
+        f"deadline {in_seconds(server.get('seconds'))}" if server.get("kind") == "deadline" else ""
+    )
 
 
 def _row(s: Summary, row: Row, look: tuple[int, int]) -> dict[str, Any]:

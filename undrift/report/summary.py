@@ -31,12 +31,14 @@ class Row:
     total_seconds: float | None
     visit_down: float | None  # bytes of one client's visit
     visit_up: float | None
+    total_virtual: float | None = None  # seconds of the virtual clock, where there is one
     left_out: int = 0  # answers of clients that could not be used
     cost: Cost | None = None
     by_seed: tuple[int | None, ...] = ()
     reach: Reach | None = None
     bytes_change: float | None = None  # of cost, against the baseline's
     seconds_change: float | None = None
+    virtual_change: float | None = None
     reach_change: float | None = None  # of the bytes to the target
     best: bool = False
     baseline: bool = False
@@ -62,6 +64,11 @@ class Summary:
     rows: tuple[Row, ...]
     answer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a virtual clock to speak of."""
+        return any(row.total_virtual is not None for row in self.rows)
 
     @property
     def best(self) -> Row | None:

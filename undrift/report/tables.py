@@ -9,8 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from undrift.report.gather import VIRTUAL, Gathered
+from undrift.report.gather import Gathered
 from undrift.report.summary import Row, Summary
+from undrift.report.timed import VIRTUAL
 from undrift.report.words import NEVER, goal, in_bytes, in_percent, number, with_spread
 
 
@@ -77,6 +78,12 @@ def _plain(s: Summary, row: Row) -> dict[str, Any]:
         "seconds_to_baseline": cost.seconds if cost else None,
         "seconds_change": row.seconds_change,
     }
+    if s.timed:
+        line |= {
+            "total_virtual_seconds": row.total_virtual,
+            "virtual_seconds_to_baseline": cost.virtual if cost else None,
+            "virtual_seconds_change": row.virtual_change,
+        }
     if s.target is not None and reach is not None:
         line |= {
             "target": s.target,
@@ -104,6 +111,7 @@ def _rounds(gathered: Gathered) -> Iterable[dict[str, Any]]:
             line |= {"seconds": float(run.seconds[i]), "cumulative_bytes": int(run.bytes[i])}
             if timed:
                 line[VIRTUAL] = None if run.virtual is None else float(run.virtual[i])
+                line["staleness_mean"] = run.timed and float(run.timed.staleness[i])
             yield line
 
 

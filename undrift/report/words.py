@@ -8,7 +8,14 @@ from undrift.report.gather import Gathered, Source
 from undrift.report.summary import Row, Summary
 
 NEVER = "never"
-ALIKE = ("rounds", "data", "clients", "model", "participation")  # what fair comparisons share
+ALIKE = (
+    "rounds",
+    "data",
+    "clients",
+    "model",
+    "participation",
+    "population",
+)  # what fair comparisons share
 
 
 def number(value: float | None, figure: str = "") -> str:
@@ -60,11 +67,13 @@ def in_bytes(count: float | None) -> str:
 
 def in_seconds(seconds: float | None) -> str:
     """
-    >>> in_seconds(0.0421), in_seconds(75.2), in_seconds(7380), in_seconds(None)
-    ('42.1 ms', '1 min 15 s', '2 h 03 min', '–')
+    >>> in_seconds(0.0421), in_seconds(75.2), in_seconds(7380), in_seconds(0), in_seconds(None)
+    ('42.1 ms', '1 min 15 s', '2 h 03 min', '0 s', '–')
     """
     if seconds is None or not math.isfinite(seconds):
         return "–"
+    if seconds == 0:
+        return "0 s"
     if seconds < 0.9995:
         return f"{_three(1000 * seconds)} ms"
     if seconds < 59.95:
@@ -137,6 +146,7 @@ def answer(s: Summary) -> tuple[str, ...]:
     best = s.best
     assert best is not None
     said = [_headline(s, best, base), *_likeness(s, best), *_prices(s, best, base)]
+    said += _in_time(s, best, base)
     return (*said, *_to_target(s), *_not_ended(s), _measured(s))
 
 
@@ -214,6 +224,26 @@ def _prices(s: Summary, best: Row, base: Row) -> list[str]:
     return said
 
 
+def _in_time(s: Summary, best: Row, base: Row) -> list[str]:
+    """Who had the baseline's quality first by the virtual clock."""
+    clocks = {
+        row.label: row.cost.virtual
+        for row in s.rows
+        if row.cost is not None and row.cost.virtual is not None
+    }
+    if not clocks.keys() - {base.label}:
+        return []
+    first = min(clocks, key=lambda label: clocks[label])
+    others = dict.fromkeys(row.label for row in (best, base) if row.label in clocks)
+    against = listed(
+        [f"{in_seconds(clocks[each])} with {each}" for each in others if each != first] or [""]
+    )
+    return [
+        f"In virtual time {first} was the first to have {base.label}'s quality, after {in_seconds(clocks[first])}"
+        + (f", against {against}." if against else ".")
+    ]
+
+
 def _to_target(s: Summary) -> list[str]:
     if s.target is None:
         return []
@@ -226,7 +256,14 @@ def _to_target(s: Summary) -> list[str]:
     price = f"{in_bytes(cheapest.reach.bytes)} in {cheapest.reach.rounds} rounds"
     never = [row.label for row in s.rows if row not in there]
     rest = f"; {few(never)} never did" if never else ""
-    return [f"{cheapest.label} reached {target} for the fewest bytes, {price}{rest}."]
+    said = [f"{cheapest.label} reached {target} for the fewest bytes, {price}{rest}."]
+    clocks = {r.label: r.reach.virtual for r in there if r.reach and r.reach.virtual is not None}
+    if clocks:
+        first = min(clocks, key=lambda label: clocks[label])
+        who = "It" if first == cheapest.label else first
+        soonest = " first" if len(there) > 1 else ""
+        said.append(f"{who} was there{soonest} in virtual time: after {in_seconds(clocks[first])}.")
+    return said
 
 
 def _not_ended(s: Summary) -> list[str]:
