@@ -17,9 +17,9 @@ import torch.nn.functional as F
 import undrift as ud
 from undrift.cli.progress import shown
 from undrift.experiment.toml import described
-from undrift.record.directory import as_line, figures
-from undrift.record.recorded import Settings, played, recorded
-from undrift.record.running import Update
+from undrift.recording.directory import as_line, figures
+from undrift.recording.recorded import Settings, played, recorded
+from undrift.recording.running import Update
 
 REPETITIONS, ROUNDS = 5, 40
 

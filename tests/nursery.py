@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import undrift as ud
-from undrift.record.recorded import Settings, played, recorded
+from undrift.recording.recorded import Settings, played, recorded
 
 ROUNDS, INTERRUPTED = 40, 130
 LATE = ", late"  # a method of that name runs in virtual time, with updates under way

@@ -14,7 +14,7 @@ import pytest
 from undrift import cli
 from undrift.hyper import METHODS
 from undrift.models import MODELS
-from undrift.record.files import lock
+from undrift.recording.files import lock
 
 SMALL = ["--rounds", "12", "--steps", "2", "--batch", "5", "--dirichlet", "0.1"]
 

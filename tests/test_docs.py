@@ -68,3 +68,13 @@ def test_every_errata_test_is_in_the_errata() -> None:
     source = (ROOT / "tests" / "test_errata.py").read_text()
     for test in re.findall(r"^def (test_\w+)\(", source, flags=re.MULTILINE):
         assert f"`{test}`" in text, test
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """A package of that name would take its place as soon as somebody imports it."""
+    modules = {path.stem for path in (ROOT / "undrift").iterdir() if not path.name.startswith("_")}
+    own = {
+        name for name in modules & set(ud.__all__) if not isinstance(getattr(ud, name), type(ud))
+    }
+    assert own <= {"run"}, own  # the module is imported before the function takes its name
+    assert callable(ud.run) and ud.run.__module__ == "undrift.run"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.nursery import settings
-from undrift.record.recorded import recorded
+from undrift.recording.recorded import recorded
 
 KILLS = 9  # of every method: 54 in all, and 27 with updates under way
 METHODS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import undrift as ud
-from undrift.record import logs
+from undrift.recording import logs
 
 
 def logged(folder: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 import undrift as ud
 from tests.nursery import ROUNDS, settings
 from undrift.core import record
-from undrift.record import checkpoint
-from undrift.record.checkpoint import Checkpoints, Unusable
-from undrift.record.files import Lines, holds, lock, read_lines, write_aside
-from undrift.record.recorded import Settings, recorded
-from undrift.record.tree import kinds_of, put_together, taken_apart
+from undrift.recording import checkpoint
+from undrift.recording.checkpoint import Checkpoints, Unusable
+from undrift.recording.files import Lines, holds, lock, read_lines, write_aside
+from undrift.recording.recorded import Settings, recorded
+from undrift.recording.tree import kinds_of, put_together, taken_apart
 from undrift.run import State
 from undrift.states import ClientStates
 
@@ -205,7 +205,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from tests.nursery import settings
-from undrift.record.recorded import recorded
+from undrift.recording.recorded import recorded
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])
 try:
@@ -348,7 +348,7 @@ def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
 import resource, sys, torch
 from pathlib import Path
 from undrift.core import record
-from undrift.record import checkpoint
+from undrift.recording import checkpoint
 from undrift.states import ClientStates
 @record
 class C:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import undrift as ud
 from undrift.errors import InvalidInput
-from undrift.record.running import carried_out, prepared
+from undrift.recording.running import carried_out, prepared
 from undrift.report import Summary, summary, write_report
 from undrift.report.figures import cost, curve, first_round
 from undrift.report.gather import gather

@@ -24,9 +24,9 @@ from undrift.errors import InvalidInput
 from undrift.experiment import read
 from undrift.experiment.federation import Federation, federation
 from undrift.hyper import METHODS
-from undrift.record.files import lock
-from undrift.record.recorded import played
-from undrift.record.running import settings_of
+from undrift.recording.files import lock
+from undrift.recording.recorded import played
+from undrift.recording.running import settings_of
 from undrift.sweep import (
     SPACES,
     Plan,

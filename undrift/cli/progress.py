@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from undrift.experiment import Experiment
-from undrift.record.running import Update
+from undrift.recording.running import Update
 
 EVERY = 5.0  # seconds between plain lines
 

@@ -19,9 +19,9 @@ from undrift.errors import InvalidInput
 from undrift.experiment import Experiment, read
 from undrift.experiment.federation import federation
 from undrift.experiment.toml import as_toml
-from undrift.record.directory import RunDirectory, opened
-from undrift.record.recorded import played
-from undrift.record.running import carried_out, extended, members, prepared, settings_of
+from undrift.recording.directory import RunDirectory, opened
+from undrift.recording.recorded import played
+from undrift.recording.running import carried_out, extended, members, prepared, settings_of
 from undrift.sweep.sweeping import SWEEP
 from undrift.sweep.sweeping import opened as sweep_opened
 

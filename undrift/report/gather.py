@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import InvalidInput
-from undrift.record.directory import (
+from undrift.recording.directory import (
     EXPERIMENT,
     FEDERATION,
     VISITS,
@@ -18,7 +18,7 @@ from undrift.record.directory import (
     figures,
     runs_below,
 )
-from undrift.record.files import read_json, read_lines
+from undrift.recording.files import read_json, read_lines
 from undrift.report.timed import VIRTUAL, Timed, timed
 
 

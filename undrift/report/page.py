@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import InvalidInput
-from undrift.record.files import write_aside
+from undrift.recording.files import write_aside
 from undrift.report.federations import federations
 from undrift.report.figures import curve, higher_is_better
 from undrift.report.gather import Gathered, Method, Source, gather

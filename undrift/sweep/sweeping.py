@@ -23,9 +23,9 @@ from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.toml import as_toml, as_words, described
 from undrift.problems.model import ModelProblem
-from undrift.record.files import lock, write_aside
-from undrift.record.recorded import played
-from undrift.record.running import settings_of
+from undrift.recording.files import lock, write_aside
+from undrift.recording.recorded import played
+from undrift.recording.running import settings_of
 from undrift.sweep.chosen import check_values, edges, method_words, with_methods
 from undrift.sweep.plan import Plan, Search, searches
 from undrift.sweep.space import space_from, space_words

@@ -10,8 +10,8 @@ from undrift.errors import Diverged
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation
 from undrift.problems.model import ModelProblem
-from undrift.record.recorded import played
-from undrift.record.running import settings_of
+from undrift.recording.recorded import played
+from undrift.recording.running import settings_of
 
 REPORTS = 100  # of a trial to the pruner, at most
 

@@ -20,7 +20,7 @@ from undrift.events.engine import visits_by
 from undrift.experiment.description import EngineSection, Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.virtual import PopulationSection
-from undrift.record.directory import (
+from undrift.recording.directory import (
     EXPERIMENT,
     FEDERATION,
     RunDirectory,
@@ -31,9 +31,9 @@ from undrift.record.directory import (
     rewritten,
     sent_before,
 )
-from undrift.record.files import lock, read_json, write_json
-from undrift.record.logs import Logs
-from undrift.record.recorded import Settings, played, recorded
+from undrift.recording.files import lock, read_json, write_json
+from undrift.recording.logs import Logs
+from undrift.recording.recorded import Settings, played, recorded
 
 STOP = "stop"  # what a worker is told in place of a run
 
@@ -277,7 +277,7 @@ def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iter
 
 def _started(threads: int) -> subprocess.Popen[str]:
     return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
-        [sys.executable, "-m", "undrift.record.worker"],
+        [sys.executable, "-m", "undrift.recording.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

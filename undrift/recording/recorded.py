@@ -17,11 +17,11 @@ from undrift.local import Local
 from undrift.participation import Participation
 from undrift.population import Population
 from undrift.problems import Problem
-from undrift.record.checkpoint import Checkpoints, Saved, newest
-from undrift.record.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
-from undrift.record.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
-from undrift.record.interrupts import Interrupts
-from undrift.record.logs import Logs
+from undrift.recording.checkpoint import Checkpoints, Saved, newest
+from undrift.recording.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
+from undrift.recording.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
+from undrift.recording.interrupts import Interrupts
+from undrift.recording.logs import Logs
 from undrift.run import Best, Round, State, better, rounds
 from undrift.servers import ServerPolicy
 from undrift.states import ClientStates

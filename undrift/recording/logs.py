@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from undrift.errors import InvalidInput
-from undrift.record.directory import as_line, figures, sent_before
+from undrift.recording.directory import as_line, figures, sent_before
 from undrift.run import Round
 
 

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, TextIO
 
-from undrift.record.running import STOP, Update, one_run
+from undrift.recording.running import STOP, Update, one_run
 
 EVERY = 0.1  # seconds between news of a run
 

@@ -31,7 +31,7 @@ from undrift.data.store import checksum
 from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_toml, read
-from undrift.record.files import plain, read_json, read_lines, write_aside, write_json
+from undrift.recording.files import plain, read_json, read_lines, write_aside, write_json
 from undrift.run import Round
 
 EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from undrift.core import rebuild, tensors
 from undrift.errors import InvalidInput
-from undrift.record.files import alone, synced, write_aside
-from undrift.record.tree import kinds_of, put_together, taken_apart
+from undrift.recording.files import alone, synced, write_aside
+from undrift.recording.tree import kinds_of, put_together, taken_apart
 from undrift.run import Best, State
 from undrift.states import ClientStates
 
