@@ -117,30 +117,21 @@ def carry_out(
 
 def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     """Do the work, show it, report on it."""
-    path = directory.path
-    experiment = directory.experiment()
-    failed: dict[str, str] = {}
-    at_a_time = _jobs(experiment, jobs)
+    path, experiment = directory.path, directory.experiment()
+    again = f"`undrift resume {shlex.quote(str(path))}`"
     try:
-        failed = shown(carried_out(directory, at_a_time), experiment, path, quiet)
+        updates = carried_out(directory, _jobs(experiment, jobs))
+        failed = shown(updates, experiment, path, quiet)
     except KeyboardInterrupt:
-        print(
-            f"\nundrift: interrupted; `undrift resume {shlex.quote(str(path))}` goes on",
-            file=sys.stderr,
-        )
+        print(f"\nundrift: interrupted; {again} goes on", file=sys.stderr)
         raise
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"{error.strerror or error}; what was recorded is kept, `undrift resume {shlex.quote(str(path))}` goes on when that is mended",
-            error.filename,
-        ) from error
+        said = f"{error.strerror or error}; what was recorded is kept, {again} goes on when that is mended"
+        raise OSError(error.errno, said, error.filename) from error
     if failed:
         first, reason = next(iter(failed.items()))
-        raise InvalidInput(
-            f"{len(failed)} of {len(members(directory))} runs failed; {first}: {reason}; "
-            f"`undrift resume {shlex.quote(str(path))}` tries again"
-        )
+        count = f"{len(failed)} of {len(members(directory))} runs failed"
+        raise InvalidInput(f"{count}; {first}: {reason}; {again} tries again")
     from undrift.report import summary, write_report  # slow to import, and not needed before
 
     page = write_report([path], path)
@@ -187,7 +178,7 @@ def _dry(experiment: Experiment, jobs: int | None) -> None:
     for label in experiment.labels:
         one = experiment.single(label, experiment.seeds[0])
         settings = settings_of(one, federation(one, one.seeds[0]))
-        settings = replace(settings, rounds=max(2, settings.rounds))
+        settings = replace(settings, rounds=2)  # too short to be compiled
         if label == experiment.labels[0]:
             print(f"# {settings.problem.x0.numel():,} parameters, {settings.problem.N:,} clients")
         playing = played(settings)

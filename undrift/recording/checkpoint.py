@@ -132,11 +132,14 @@ class Checkpoints:
             "recorded": marks,
         }
         earlier = list(self._files)
+        # Copied here, not by the thread that writes: torch would give it a pool of threads of its own, and with more
+        # threads than cores every parallel loop of the run itself becomes slower.
+        copies = {key: alone(value) for key, value in found.items()}
 
         def write() -> list[ClientFile]:
             files = list(earlier)
             files += [self._write_clients(f"{name}-{j}", rows) for j, rows in enumerate(batches)]
-            size, crc = self._write(f"{name}.safetensors", {k: alone(v) for k, v in found.items()})
+            size, crc = self._write(f"{name}.safetensors", copies)
             whole = {**record, "bytes": size, "crc32": crc, "clients": [vars(f) for f in files]}
             content = json.dumps(whole, sort_keys=True).encode()
             signed = json.dumps({**whole, "check": zlib.crc32(content)}, sort_keys=True)
