@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import undrift as ud
 from undrift.cli.progress import shown
 from undrift.experiment.toml import described
-from undrift.recording.directory import as_line, figures
+from undrift.recording.directory import figures_of
 from undrift.recording.recorded import Settings, played, recorded
 from undrift.recording.running import Update
 
@@ -55,7 +55,7 @@ def kept(run: Settings) -> None:
             sent = 0
             for r in recorded(folder, run):
                 sent += r.bytes_down + r.bytes_up
-                yield Update(folder, r.round, ROUNDS, figures(as_line(r)), sent)
+                yield Update(folder, r.round, ROUNDS, figures_of(r), sent)
 
         shown(updates(), experiment, folder, quiet=False)
 

@@ -13,10 +13,11 @@ from typer import Argument, Option
 from undrift.cli import options as o
 from undrift.errors import InvalidInput
 from undrift.experiment import Experiment, read
+from undrift.quality import spread
 from undrift.sweep.plan import Plan
 from undrift.sweep.space import size_of
 from undrift.sweep.spaces import space_of
-from undrift.sweep.sweeping import BEST, Found, Sweep, carried_out, found, planned, spread
+from undrift.sweep.sweeping import BEST, Found, Sweep, carried_out, found, planned
 from undrift.sweep.trial import TrialDone
 
 SpaceName = Annotated[

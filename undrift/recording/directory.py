@@ -195,7 +195,12 @@ def as_line(r: Round) -> dict[str, Any]:
     if r.timing is not None:
         told = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
         line |= {"virtual_seconds": r.time, "timing": told}
-    return line | {name: plain(value) for name, value in r.metrics.items()}
+    return line | figures_of(r)
+
+
+def figures_of(r: Round) -> dict[str, float | None]:
+    """The figures of a round, as JSON has them."""
+    return {name: plain(value) for name, value in r.metrics.items()}
 
 
 def figures(line: Mapping[str, Any]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from undrift.errors import InvalidInput
-from undrift.recording.directory import as_line, figures, sent_before
+from undrift.recording.directory import figures_of, sent_before
 from undrift.run import Round
 
 
@@ -85,7 +85,7 @@ class Logs:
         if self._sent is None:  # a run that is gone on with has sent some before
             self._sent = sent_before(self._folder, r.round)
         self._sent += r.bytes_down + r.bytes_up
-        values = {k: v for k, v in figures(as_line(r)).items() if v is not None}
+        values = {k: v for k, v in figures_of(r).items() if v is not None}
         for log in self._logs:
             log.add(r.round, {**values, "bytes_sent": self._sent, "seconds_a_round": r.seconds})
 

@@ -1,6 +1,5 @@
 """A run that leaves everything behind: figures line by line, checkpoints, the best and the last model."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ from undrift.run import Best, Round, State, better, rounds
 from undrift.servers import ServerPolicy
 from undrift.states import ClientStates
 
-log = logging.getLogger("undrift")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,6 +43,11 @@ class Settings:
     population: Population | None = None
     server: ServerPolicy | None = None
 
+    @property
+    def timed(self) -> bool:
+        """Whether the run is in virtual time."""
+        return self.population is not None or self.server is not None
+
 
 def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iterator[Round]:
     """Every round of a run, recorded in a folder; begins where the newest usable checkpoint ends.
@@ -54,8 +56,7 @@ def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iter
     """
     checkpoints = Checkpoints(folder / "checkpoints")
     saved = newest(checkpoints, lambda: _fresh(settings, folder), lambda s: _recorded_by(folder, s))
-    timed = settings.population is not None or settings.server is not None
-    record = _Record(folder, checkpoints, saved, _fresh(settings, folder), timed)
+    record = _Record(folder, checkpoints, saved, _fresh(settings, folder), settings.timed)
     state = record.kept.state
     checkpoints.forget_after(state.round)
     playing = played(settings, state) if state.round < settings.rounds else iter(())
@@ -154,8 +155,7 @@ def _fresh(settings: Settings, folder: Path) -> State:
     algorithm, x = settings.algorithm, settings.problem.x0.detach().clone()
     clients = ClientStates(algorithm.client(x), settings.state_memory, folder)
     server = algorithm.server(x)
-    timed = settings.population is not None or settings.server is not None
-    flight = InFlight(algorithm.send(server)).record() if timed else None
+    flight = InFlight(algorithm.send(server)).record() if settings.timed else None
     return State(0, server, clients, flight)
 
 

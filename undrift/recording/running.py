@@ -24,9 +24,8 @@ from undrift.recording.directory import (
     EXPERIMENT,
     FEDERATION,
     RunDirectory,
-    as_line,
     create,
-    figures,
+    figures_of,
     opened,
     rewritten,
     sent_before,
@@ -61,9 +60,7 @@ def settings_of(experiment: Experiment, made: Federation) -> Settings:
         experiment.rounds,
         experiment.participation.make(),
         experiment.local_of(label),
-        engine=experiment.engine
-        if isinstance(experiment.engine, str)
-        else experiment.engine.make(),
+        engine=experiment.engine_choice,
         seed=seed,
         evaluate_every=experiment.evaluation.every,
         checkpoint_every=experiment.checkpoint_every,
@@ -177,7 +174,7 @@ def one_run(path: Path, held_already: bool = False) -> Iterator[Update]:
             for r in recorded(path, settings, logs):
                 sent = sent_before(path, r.round) if sent is None else sent
                 sent += r.bytes_down + r.bytes_up
-                yield Update(path, r.round, settings.rounds, figures(as_line(r)), sent)
+                yield Update(path, r.round, settings.rounds, figures_of(r), sent)
         finally:
             if logs is not None:
                 logs.close()

@@ -7,26 +7,15 @@ from functools import cached_property
 
 import numpy as np
 
+from undrift.quality import usual_last
 from undrift.report.gather import Method, Run
 
-HIGHER = ("accuracy", "auc", "f1", "precision", "recall", "score")
-LAST = 100  # rounds that the papers average over, at most
 ROUNDING = 1e-12  # a mean of equal numbers may differ from them by so much
 
 
-def higher_is_better(figure: str) -> bool:
-    """Whether more of a figure is better: so with accuracies, not with losses, norms and distances.
-
-    >>> higher_is_better("client_accuracy_worst"), higher_is_better("grad_norm")
-    (True, False)
-    """
-    return any(word in figure.lower() for word in HIGHER)
-
-
 def default_last(runs: Sequence[Run]) -> int:
-    """How many evaluated rounds a final quality is the mean of: a tenth of them, at least 1, at most 100."""
-    evaluated = min(run.planned // run.every for run in runs)
-    return max(1, min(LAST, evaluated // 10))
+    """How many evaluated rounds a final quality is the mean of, by the shortest run."""
+    return usual_last(min(run.planned // run.every for run in runs))
 
 
 def final(run: Run, figure: str, last: int) -> float:
@@ -34,15 +23,6 @@ def final(run: Run, figure: str, last: int) -> float:
     values = run.figures.get(figure, np.array([]))
     values = values[run.evaluated] if len(values) else values
     return float(values[-last:].mean()) if len(values) else math.nan
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """The standard deviation over seeds (n - 1 in the denominator), None for a single one.
-
-    >>> spread([1.0, 3.0]), spread([1.0])
-    (1.4142135623730951, None)
-    """
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)

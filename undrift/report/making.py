@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from undrift.errors import InvalidInput, unknown
+from undrift.quality import higher_is_better, spread
 from undrift.report.figures import (
     alone,
     change,
     cost,
     default_last,
     final,
-    higher_is_better,
     reach,
-    spread,
 )
 from undrift.report.gather import Gathered, Method, gather
 from undrift.report.summary import Row, Summary

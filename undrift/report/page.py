@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import InvalidInput
+from undrift.quality import higher_is_better
 from undrift.recording.files import write_aside
 from undrift.report.federations import federations
-from undrift.report.figures import curve, higher_is_better
+from undrift.report.figures import curve
 from undrift.report.gather import Gathered, Method, Source, gather
 from undrift.report.making import summarised
 from undrift.report.picture import png, spans_much

@@ -9,10 +9,10 @@ import numpy as np
 from undrift.errors import InvalidInput, unknown
 from undrift.experiment.description import Experiment
 from undrift.hyper import check_value
+from undrift.quality import usual_last
 from undrift.sweep.space import Choice, Range, Row, Space, Value, check_choices, size_of
 
 SAMPLERS = ("grid", "random", "tpe")
-LAST = 100  # rounds that the papers average over, at most
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Plan:
     def last_of(self, experiment: Experiment) -> int:
         """How many evaluated rounds the quality of a trial is the mean of; the report has the same rule."""
         evaluated = experiment.rounds // experiment.evaluation.every
-        return self.last or max(1, min(LAST, evaluated // 10))
+        return self.last or usual_last(evaluated)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import InvalidInput
+from undrift.quality import higher_is_better
 from undrift.sweep.plan import Plan, Search
 from undrift.sweep.space import Choice, Range
-from undrift.sweep.trial import Outcome, TrialDone, higher_is_better
+from undrift.sweep.trial import Outcome, TrialDone
 
 DATABASE = "sweep.db"
 STARTUP = 5  # finished trials before any is pruned

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import tomli_w
@@ -23,6 +22,7 @@ from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.toml import as_toml, as_words, described
 from undrift.problems.model import ModelProblem
+from undrift.quality import spread
 from undrift.recording.files import lock, write_aside
 from undrift.recording.recorded import played
 from undrift.recording.running import settings_of
@@ -170,11 +170,6 @@ def best_experiment(
     best = {label: best_of(mine) for label, mine in trials.items()}
     words = {label: trial.words for label, trial in best.items() if trial is not None}
     return with_methods(experiment, words) if words else None
-
-
-def spread(qualities: Sequence[float]) -> float | None:
-    """The standard deviation over seeds, None for a single one."""
-    return stdev(qualities) if len(qualities) > 1 else None
 
 
 # the directory

@@ -10,6 +10,7 @@ from undrift.errors import Diverged
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation
 from undrift.problems.model import ModelProblem
+from undrift.quality import higher_is_better
 from undrift.recording.recorded import played
 from undrift.recording.running import settings_of
 
@@ -78,10 +79,6 @@ def outcome(
     except Diverged as end:
         return Outcome("diverged", reason=str(end))
     return Outcome("done", tuple(sum(values) / len(values) for values in zip(*seen, strict=True)))
-
-
-def higher_is_better(figure: str) -> bool:
-    return figure == "accuracy"
 
 
 def figure_of(problem: ModelProblem) -> str:

@@ -1,0 +1,35 @@
+"""What the quality of runs means, for reports and sweeps alike."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+HIGHER = ("accuracy", "auc", "f1", "precision", "recall", "score")
+LAST = 100  # rounds that the papers average over, at most
+
+
+def higher_is_better(figure: str) -> bool:
+    """Whether more of a figure is better: so with accuracies, not with losses, norms and distances.
+
+    >>> higher_is_better("client_accuracy_worst"), higher_is_better("grad_norm")
+    (True, False)
+    """
+    return any(word in figure.lower() for word in HIGHER)
+
+
+def usual_last(evaluated: int) -> int:
+    """How many of so many evaluated rounds a final quality is the mean of: a tenth, at least 1, at most 100.
+
+    >>> usual_last(5), usual_last(200), usual_last(20_000)
+    (1, 20, 100)
+    """
+    return max(1, min(LAST, evaluated // 10))
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The standard deviation over seeds (n - 1 in the denominator), None for a single one.
+
+    >>> spread([1.0, 3.0]), spread([1.0])
+    (1.4142135623730951, None)
+    """
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
