@@ -21,7 +21,7 @@ from undrift.recording.directory import figures_of
 from undrift.recording.recorded import Settings, played, recorded
 from undrift.recording.running import Update
 
-REPETITIONS, ROUNDS = 5, 40
+REPETITIONS, ROUNDS = 6, 40
 
 
 def settings(method: str) -> Settings:

@@ -76,6 +76,10 @@ def main() -> None:
     folder, method, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     next(played(settings(method)))  # what torch imports at the first round is imported here, once
+    began, unharmed = time.monotonic(), folder / "unharmed"
+    unharmed.mkdir(parents=True)
+    os.waitpid(child(unharmed, method), 0)
+    whole = time.monotonic() - began  # on this machine, now: so that kills fall into all of a run
     dice, killed, number = random.Random(seed), 0, 0
     while killed < kills:
         run, number, finished = folder / str(number), number + 1, False
@@ -83,7 +87,7 @@ def main() -> None:
         while not finished:
             pid = child(run, method)
             if killed < kills:
-                time.sleep(dice.uniform(0.02, 0.25))
+                time.sleep(dice.uniform(0.0, whole))
                 os.kill(pid, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT]))
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -91,7 +95,7 @@ def main() -> None:
                 sys.exit("a run failed")
             finished = code == 0
             killed += not finished
-    begun = [int(line) for path in folder.glob("*/begun") for line in path.read_text().split()]
+    begun = [int(line) for path in folder.glob("[0-9]*/begun") for line in path.read_text().split()]
     print(json.dumps({"killed": killed, "begun": begun}))
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -15,14 +16,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 import undrift as ud
 from tests.nursery import ROUNDS, settings
 from undrift.core import record
-from undrift.recording import checkpoint
+from undrift.recording import files
 from undrift.recording.checkpoint import Checkpoints, Unusable
-from undrift.recording.files import Lines, holds, lock, read_lines, write_aside
+from undrift.recording.files import Draft, Lines, holds, lock, read_lines, write_aside
 from undrift.recording.recorded import Settings, recorded
 from undrift.recording.tree import kinds_of, put_together, taken_apart
 from undrift.run import State
@@ -161,22 +162,46 @@ def test_killed_before_its_first_checkpoint_a_run_begins_anew(whole: Path, tmp_p
     assert same(finished(folder), whole)
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_draft_is_a_safetensors_file_again_and_again(
+    direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not direct:
+        monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    draft = Draft()
+    for size in (1, 1000, 4096, 7):  # it grows, and a smaller file leaves nothing of a larger one
+        content = {
+            "flags": torch.arange(size) % 3 == 0,
+            "rows": torch.randn(size, 5),
+            "nothing": torch.empty(0, 3, dtype=torch.float64),
+            "number": torch.tensor(1.5, dtype=torch.float64),
+            "clients": torch.arange(size),
+        }
+        draft.fill(content)
+        written, crc = draft.write(tmp_path / "file")
+        data = (tmp_path / "file").read_bytes()
+        assert (len(data), zlib.crc32(data)) == (written, crc)
+        found = load(data)
+        assert found.keys() == content.keys()
+        assert all(torch.equal(found[name], t) for name, t in content.items())
+
+
 @pytest.mark.parametrize("file", [r"clients-(\d+)-.*", r"(\d+)\.safetensors", r"(\d+)\.json"])
 def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
     file: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = checkpoint.write_aside
+    real = files._beside  # where every write begins
 
-    def fails(path: Path, content: bytes) -> None:
+    def fails(path: Path) -> Path:
         found = re.fullmatch(file, path.name)
         if found and int(found[1]) > 7:  # any after the first
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, content)
+        return real(path)
 
     folder = tmp_path / "run"
     folder.mkdir()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(checkpoint, "write_aside", fails)
+        patch.setattr(files, "_beside", fails)
         for _ in recorded(folder, settings("scaffold")):
             pass
     assert Checkpoints(folder / "checkpoints").rounds() == [7]

@@ -60,8 +60,20 @@ class ClientStates:
 
     def gather(self, clients: Sequence[int]) -> Any:
         """The states of these clients, one row each."""
-        rows = torch.tensor([self._rows.get(i, 0) for i in clients], dtype=torch.int64)
+        rows = self._rows_of(clients)
         return rebuild(self._initial, iter([t[rows.to(t.device)] for t in self._tables]))
+
+    def gather_into(self, room: Sequence[Tensor], clients: Sequence[int]) -> None:
+        """Copy the states of these clients, one row each, to the host: a tensor a field, in the order of `tensors`."""
+        rows = self._rows_of(clients)
+        for table, place in zip(self._tables, room, strict=True):
+            if table.device == place.device:
+                torch.index_select(table, 0, rows, out=place)
+            else:
+                place.copy_(table[rows.to(table.device)])
+
+    def _rows_of(self, clients: Sequence[int]) -> Tensor:
+        return torch.tensor([self._rows.get(i, 0) for i in clients], dtype=torch.int64)
 
     def scatter(self, clients: Sequence[int], states: Any) -> None:
         """Remember these states, one row a client."""

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from undrift.core import rebuild, tensors
 from undrift.errors import InvalidInput
-from undrift.recording.files import alone, synced, write_aside
+from undrift.recording.files import Draft, synced, write_aside
 from undrift.recording.tree import kinds_of, put_together, taken_apart
 from undrift.run import Best, State
 from undrift.states import ClientStates
@@ -34,9 +34,8 @@ from undrift.states import ClientStates
 log = logging.getLogger("undrift")
 
 KEPT = 2
-CLIENTS_A_FILE = (
-    64 * 2**20
-)  # bytes of rows in one file, so that writing and reading stay within memory
+CLIENTS_A_FILE = 64 * 2**20  # bytes of rows in one file, so that reading stays within memory
+FILES_AT_ONCE = 4  # held in memory while they are written
 FORMAT = 1
 
 
@@ -72,6 +71,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[list[ClientFile]] | None = None
         self._files: list[ClientFile] = []
+        self._drafts = [Draft() for _ in range(FILES_AT_ONCE + 2)]
 
     # writing
 
@@ -114,15 +114,19 @@ class Checkpoints:
             about_best = {"round": best.round, "value": best.value}
         name = f"{state.round:08d}"
         changed = state.clients.changed()
-        batches = []
-        if sum(f.clients for f in self._files) + len(changed) > 2 * len(state.clients) + 100:
-            # most of what is stored is old: all states anew, and now, since they may be larger than memory
-            rows = (
-                _batch(state.clients, ids) for ids in _batches(state.clients, state.clients.seen())
-            )
-            self._files = [self._write_clients(f"{name}-all-{j}", r) for j, r in enumerate(rows)]
-        else:
-            batches = [_batch(state.clients, ids) for ids in _batches(state.clients, changed)]
+        anew = sum(f.clients for f in self._files) + len(changed) > 2 * len(state.clients) + 100
+        groups = _batches(state.clients, state.clients.seen() if anew else changed)
+        files = [] if anew else list(self._files)
+        main, spare, *drafts = self._drafts
+        here, beyond = groups[:FILES_AT_ONCE], groups[FILES_AT_ONCE:]
+        for j, ids in enumerate(beyond, len(here)):  # written now: memory may not hold them all
+            _lay_out(spare, state.clients, ids)
+            files.append(self._write_clients(f"{name}-{j}", spare, len(ids)))
+        # Copied here, not by the thread that writes: torch would give it a pool of threads of its own, and with more
+        # threads than cores every parallel loop of the run itself becomes slower.
+        for draft, ids in zip(drafts, here, strict=False):
+            _lay_out(draft, state.clients, ids)
+        main.fill({key: value.detach() for key, value in found.items()})
         record = {
             "format": FORMAT,
             "round": state.round,
@@ -131,15 +135,11 @@ class Checkpoints:
             "best": about_best,
             "recorded": marks,
         }
-        earlier = list(self._files)
-        # Copied here, not by the thread that writes: torch would give it a pool of threads of its own, and with more
-        # threads than cores every parallel loop of the run itself becomes slower.
-        copies = {key: alone(value) for key, value in found.items()}
 
         def write() -> list[ClientFile]:
-            files = list(earlier)
-            files += [self._write_clients(f"{name}-{j}", rows) for j, rows in enumerate(batches)]
-            size, crc = self._write(f"{name}.safetensors", copies)
+            for j, (draft, ids) in enumerate(zip(drafts, here, strict=False)):
+                files.append(self._write_clients(f"{name}-{j}", draft, len(ids)))
+            size, crc = main.write(self.folder / f"{name}.safetensors")
             whole = {**record, "bytes": size, "crc32": crc, "clients": [vars(f) for f in files]}
             content = json.dumps(whole, sort_keys=True).encode()
             signed = json.dumps({**whole, "check": zlib.crc32(content)}, sort_keys=True)
@@ -151,14 +151,9 @@ class Checkpoints:
 
         return write
 
-    def _write_clients(self, name: str, rows: dict[str, Tensor]) -> ClientFile:
+    def _write_clients(self, name: str, draft: Draft, count: int) -> ClientFile:
         file = f"clients-{name}.safetensors"
-        return ClientFile(file, len(rows["clients"]), *self._write(file, rows))
-
-    def _write(self, name: str, content: dict[str, Tensor]) -> tuple[int, int]:
-        data = save(content)
-        write_aside(self.folder / name, data)
-        return len(data), zlib.crc32(data)
+        return ClientFile(file, count, *draft.write(self.folder / file))
 
     def _forget_old(self) -> None:
         """Keep the last two checkpoints and what they need."""
@@ -275,9 +270,13 @@ def _batches(clients: ClientStates, ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[first : first + each] for first in range(0, len(ids), each)]
 
 
-def _batch(clients: ClientStates, ids: Sequence[int]) -> dict[str, Tensor]:
-    columns = tensors(clients.gather(ids))
-    return {"clients": torch.tensor(ids), **{f"{f:03d}": t.cpu() for f, t in enumerate(columns)}}
+def _lay_out(draft: Draft, clients: ClientStates, ids: Sequence[int]) -> None:
+    """The file of the states of these clients."""
+    fields = tensors(clients.gather([]))
+    kinds = {f"{f:03d}": (t.dtype, (len(ids), *t.shape[1:])) for f, t in enumerate(fields)}
+    room = draft.lay_out({"clients": (torch.int64, (len(ids),)), **kinds})
+    room["clients"].copy_(torch.tensor(ids))
+    clients.gather_into([room[name] for name in kinds], ids)
 
 
 def _record(clients: ClientStates, rows: dict[str, Tensor]) -> Any:

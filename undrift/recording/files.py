@@ -1,12 +1,14 @@
 """Files that are whole or not there, and lines that are counted."""
 
+import errno
 import json
 import math
+import mmap
 import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from filelock import FileLock, Timeout
@@ -15,9 +17,9 @@ from torch import Tensor
 from undrift.errors import InvalidInput
 
 
-def write_aside(path: Path, content: bytes) -> None:
+def write_aside(path: Path, content: bytes | memoryview) -> None:
     """Write beside the place, make sure of it, rename: under its own name a file is always whole."""
-    aside = path.with_name(f".{path.name}.part")
+    aside = _beside(path)
     try:
         with aside.open("wb") as file:
             file.write(content)
@@ -27,6 +29,115 @@ def write_aside(path: Path, content: bytes) -> None:
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its numbers and its shape
+
+SAFETENSORS = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.bool: "BOOL",
+}
+BLOCK = 4096  # what a disk writes at a time
+
+
+class Draft:
+    """A safetensors file laid out in memory, which the next one uses again.
+
+    Large checkpoints cost what it costs to fill fresh memory, for copies and for the system's cache of files.  So there is
+    one copy, in memory that stays, and it goes from there to the disk without passing the cache, where that is possible.
+
+    >>> from safetensors.torch import load
+    >>> draft = Draft()
+    >>> draft.fill({"a": torch.arange(3)})
+    >>> load(draft.content.tobytes())
+    {'a': tensor([0, 1, 2])}
+    """
+
+    def __init__(self) -> None:
+        self._memory, self._size = _pages(BLOCK), 0
+
+    def lay_out(self, kinds: Mapping[str, Kind]) -> dict[str, Tensor]:
+        """Room for tensors of these kinds, to be filled."""
+        header, places, end = {}, {}, 0
+        wide_first = sorted(kinds.items(), key=lambda named: -named[1][0].itemsize)  # aligns all
+        for name, (dtype, shape) in wide_first:
+            begin, end = end, end + torch.Size(shape).numel() * dtype.itemsize
+            entry = {"dtype": SAFETENSORS[dtype], "shape": shape, "data_offsets": (begin, end)}
+            header[name], places[name] = entry, (begin, dtype, shape)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        start = 8 + len(text)
+        self._size = start + end
+        if self._size > len(self._memory):
+            self._memory = _pages(self._size)
+        self._memory[:start] = len(text).to_bytes(8, "little") + text
+        return {
+            name: self._view(start + at, dtype, shape)
+            for name, (at, dtype, shape) in places.items()
+        }
+
+    def fill(self, content: Mapping[str, Tensor]) -> None:
+        """Take these tensors in."""
+        room = self.lay_out({name: (t.dtype, tuple(t.shape)) for name, t in content.items()})
+        for name, t in content.items():
+            room[name].copy_(t)
+
+    @property
+    def content(self) -> memoryview:
+        """The file, until the next one is laid out."""
+        return memoryview(self._memory)[: self._size]
+
+    def write(self, path: Path) -> tuple[int, int]:
+        """Write the file aside and rename it; returns its size and checksum."""
+        direct = getattr(os, "O_DIRECT", None)  # Linux has it, some of its file systems do not
+        if direct is None or not self._written(path, direct):
+            write_aside(path, self.content)
+        return self._size, zlib.crc32(self.content)
+
+    def _view(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at).view(shape)
+
+    def _written(self, path: Path, direct: int) -> bool:
+        """Whether whole blocks could be written past the cache."""
+        aside = _beside(path)
+        try:
+            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | direct)
+            try:
+                blocks = memoryview(self._memory)[: -(-self._size // BLOCK) * BLOCK]
+                done = 0
+                while done < len(blocks):
+                    done += os.write(file, blocks[done:])
+                os.ftruncate(file, self._size)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.replace(aside, path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            if error.errno == errno.EINVAL:
+                return False
+            raise
+        return True
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory of this process alone, in whole blocks, as disks want it."""
+    size = -(-size // BLOCK) * BLOCK
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def synced(path: Path) -> None:
