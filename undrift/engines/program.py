@@ -83,10 +83,12 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
 
-    # one process, because a pool of compilers would outlive the run; indices are ours and in range
-    quiet = config.patch(compile_threads=1, assert_indirect_indexing=False)
+    # one process, because a pool of compilers would outlive the run; indices and shapes are ours, and right
+    quiet = config.patch(compile_threads=1, assert_indirect_indexing=False, size_asserts=False)
     with quiet, V.set_fake_mode(mode), tracing(TracingContext(mode)):
-        return compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType,reportReturnType]
+        made: Any = compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
+    # the program itself, without the bookkeeping around it, which takes as long as a small step
+    return getattr(made, "current_callable", None) or made
 
 
 def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor]) -> GraphModule:
