@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from undrift.core import Cohort, Exchange, nbytes, rebuild, tensors
+from undrift.core import Cohort, Exchange, map_tensors, nbytes, rebuild, tensors
 from undrift.engines import Engine
 from undrift.errors import Diverged, MethodFailure
 from undrift.keyed import Key
 from undrift.problems import Problem
-from undrift.states import ClientStates
+from undrift.states import ClientStates, States
 from undrift.work import Solver, Work
 
 log = logging.getLogger("undrift")
@@ -58,8 +58,8 @@ class Traffic:
         )
 
 
-class RunningMean:
-    """The weighted mean of records, added row by row in a fixed order: the same bits for any chunking."""
+class RunningSum:
+    """The weighted sum of records, added row by row in a fixed order: the same bits for any chunking."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
@@ -68,6 +68,8 @@ class RunningMean:
 
     def add(self, rows: Any, which: Sequence[int], weights: Sequence[float]) -> None:
         """Add these rows, one after another."""
+        if not which:
+            return  # what is wrong with all of them may be their shape
         columns = tensors(rows)
         if self.sums is None:
             self.shape = rows
@@ -91,9 +93,20 @@ class RunningMean:
         self.sums, self.weight = before
         return False
 
-    def mean(self) -> Any:
-        assert self.sums is not None
-        return rebuild(self.shape, iter([total / self.weight for total in self.sums]))
+    def total(self) -> Any:
+        """The sum, a record like those that were added; None if there were none."""
+        return None if self.sums is None else rebuild(self.shape, iter(self.sums))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What visits to some clients of an exchange came to.  All that the server needs of them are sums."""
+
+    clients: list[int]  # those whose answers could be used, in ascending order
+    total: Any  # the weighted sum of their Ups; None if there is none
+    weight: float
+    states: States  # their new states, not written yet
+    traffic: Traffic
 
 
 @dataclass(frozen=True)
@@ -101,11 +114,10 @@ class Outcome:
     """What an exchange leads to: nothing is written yet."""
 
     server: Any
-    states: list[tuple[Sequence[int], Any]]  # the new states of clients, chunk by chunk
+    states: States
     traffic: Traffic
 
 
-@torch.no_grad()
 def carry_out(
     exchange: Exchange,
     server: Any,
@@ -114,52 +126,102 @@ def carry_out(
     setting: Setting,
     key: Key,
 ) -> Outcome:
-    """One exchange: send, visit, check, average, update."""
-    problem, t = setting.problem, key.round
+    """One exchange with clients that are visited here: send, visit, check, average, update."""
+
+    def collect(down: Any) -> list[Part]:
+        return [collected(exchange.local, down, states, party, setting, key)]
+
+    return concluded(exchange, server, party, setting, key, collect)
+
+
+@torch.no_grad()
+def collected(
+    local: Callable[[Any, Any, Work], tuple[Any, Any]],
+    down: Any,
+    states: ClientStates,
+    party: Party,
+    setting: Setting,
+    key: Key,
+) -> Part:
+    """Visit clients, check what they answer, add it up."""
+    problem = setting.problem
     steps = dict(zip(party.clients, party.steps, strict=True))
-    position = {i: j for j, i in enumerate(party.clients)}
+    weight_of = dict(zip(party.clients, party.weights, strict=True))
 
     def lend(clients: Sequence[int], single: bool) -> Work:
         return Work(problem, setting.solver, clients, [steps[i] for i in clients], key, single)
 
-    down, size = _stage("send", t, lambda: _sized(exchange.send(server)))
-    mean, traffic = RunningMean(), Traffic(size * len(party.clients))
+    ups, traffic = RunningSum(), Traffic()
     present: list[int] = []
-    new_states: list[tuple[Sequence[int], Any]] = []
-    results = setting.engine(exchange.local, down, states, party.clients, lend, setting.chunk)
-    for clients, up, client in results:
-        states.check(client, f"round {t}")
-        weights = [party.weights[position[i]] for i in clients]
+    new_states: States = []
+    for clients, up, client in setting.engine(
+        local, down, states, party.clients, lend, setting.chunk
+    ):
+        states.check(client, f"round {key.round}")
+        weights = [weight_of[i] for i in clients]
         fit = _fit(up, client, len(clients), problem.x0)
-        if fit and _finite(client) and mean.add_all(up, weights):
+        if fit and _finite(client) and ups.add_all(up, weights):
             good = list(range(len(clients)))
         else:
             sound = _sound(up, client, len(clients)) if fit else [False] * len(clients)
             good = [row for row, ok in enumerate(sound) if ok]
-            mean.add(up, good, weights)
+            ups.add(up, good, weights)
         kept = client if len(good) == len(clients) else _rows(client, good)
         new_states.append(([clients[row] for row in good], kept))
         lost = tuple(clients[row] for row in sorted({*range(len(clients))} - {*good}))
-        for i in lost:
-            log.warning(
-                "round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i
-            )
         traffic += Traffic(bytes_up=nbytes(up), left_out=lost)
         present += [clients[row] for row in good]
-    if not present:
+    return Part(present, ups.total(), ups.weight, new_states, traffic)
+
+
+@torch.no_grad()
+def concluded(
+    exchange: Exchange,
+    server: Any,
+    party: Party,
+    setting: Setting,
+    key: Key,
+    collect: Callable[[Any], Sequence[Part]],
+) -> Outcome:
+    """One exchange whose visits `collect` makes, wherever they take place; parts are added in the order given."""
+    t = key.round
+    down, size = _stage("send", t, lambda: _sized(exchange.send(server)))
+    part = _joined(collect(down))
+    for i in part.traffic.left_out:
+        log.warning("round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i)
+    if not part.clients:
         raise Diverged(
             f"round {t}: no client returned a finite result of the right shape; "
             "if it grew from round to round, a smaller lr may help",
             t,
             None,
         )
-    cohort = _cohort(problem, setting, party, [position[i] for i in present], t)
-    updated = _stage("update", t, lambda: exchange.update(server, mean.mean(), cohort))
+    mean = map_tensors(lambda total: total / part.weight, part.total)
+    position = {i: j for j, i in enumerate(party.clients)}
+    cohort = _cohort(setting, party, sorted(position[i] for i in part.clients), t)
+    updated = _stage("update", t, lambda: exchange.update(server, mean, cohort))
     if not all(bool(v.isfinite().all()) for v in tensors(updated)):
         raise Diverged(
             f"round {t}: the server's state would become NaN or Inf; a smaller lr may help", t, None
         )
-    return Outcome(updated, new_states, traffic)
+    sent = Traffic(bytes_down=size * len(party.clients))
+    return Outcome(updated, part.states, sent + part.traffic)
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Parts as one, added one after another; a single one stays as it is."""
+    first, *others = [part for part in parts if part.clients] or parts[:1]
+    totals = tensors(first.total)
+    for part in others:
+        totals = [a + b for a, b in zip(totals, tensors(part.total), strict=True)]
+    traffic = sum((part.traffic for part in parts), Traffic())
+    return Part(
+        [i for part in parts for i in part.clients],
+        rebuild(first.total, iter(totals)),
+        sum((part.weight for part in others), first.weight),
+        [each for part in parts for each in part.states],
+        replace(traffic, left_out=tuple(sorted(traffic.left_out))),
+    )
 
 
 def _sized(message: Any) -> tuple[Any, int]:
@@ -167,16 +229,14 @@ def _sized(message: Any) -> tuple[Any, int]:
     return message, nbytes(message)
 
 
-def _cohort(
-    problem: Problem, setting: Setting, party: Party, present: Sequence[int], t: int
-) -> Cohort:
+def _cohort(setting: Setting, party: Party, present: Sequence[int], t: int) -> Cohort:
     weights = torch.tensor([party.weights[j] for j in present], dtype=torch.float64)
     weights = weights / weights.sum()
     steps = torch.tensor([party.steps[j] for j in present], dtype=torch.float64)
     return Cohort(
         round=t,
         S=len(present),
-        N=problem.N,
+        N=setting.problem.N,
         share=sum(party.share[j] for j in present),
         weights=weights,
         staleness=_staleness(party, present),

@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,21 +13,20 @@ from torch import Tensor
 
 from undrift.checks import check_first_records, check_fit, check_kinds, check_numbers, check_timed
 from undrift.core import Algorithm, Exchange, exchanges_of
-from undrift.engines import Choice, choose, engine_of
+from undrift.engines import Choice, choose
 from undrift.errors import Diverged, InvalidInput, Stopped, unknown
 from undrift.events.flight import InFlight, Timing
-from undrift.exchange import Party, Setting, Traffic, carry_out, to_one
+from undrift.exchange import Party, Traffic, to_one
 from undrift.keyed import Key, Purpose, generator
 from undrift.local import Local
 from undrift.participation import Draw, Everyone, Participation
 from undrift.population import Population
 from undrift.problems import Problem
 from undrift.servers import Buffer, ServerPolicy, Synchronous
+from undrift.site import Plan, site_of
 from undrift.states import ClientStates
 
 log = logging.getLogger("undrift")
-
-States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by chunk
 
 
 @dataclass(frozen=True)
@@ -270,69 +269,45 @@ def rounds(
 iterate = rounds  # inside `run` the name is taken by the number of rounds
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What stays the same during a run."""
-
-    algorithm: Algorithm
-    problem: Problem
-    participation: Participation
-    local: Local
-    choice: Choice
-    seed: int
-    largest_weight: float
-
-
 def _play(plan: Plan, state: State, last: int, evaluate_every: int) -> Iterator[Round]:
-    problem = plan.problem
-    while state.round < last:
-        t, began = state.round + 1, perf_counter()
-        draw = plan.participation.draw(plan.seed, t, problem.weights)
-        server, traffic, count = state.server, Traffic(), 0
-        new: States = []  # of the last exchange, not written yet
-        old: States = []  # what earlier exchanges of this round wrote over
-        try:
-            for when, number, exchange in exchanges_in(plan.algorithm, t):
-                old += [(who, state.clients.gather(who)) for who, _ in new]
-                new = written(new, state.clients)
-                party = party_of(plan, exchange, draw, when, number)
-                if not any(party.weights):
-                    continue  # nobody came, or nobody who counts
-                engine, solver = engine_of(plan.choice, t), plan.local.solver(when)
-                setting = Setting(problem, engine, plan.choice.chunk, solver)
-                key = Key(plan.seed, when, number)
-                outcome = carry_out(exchange, server, state.clients, party, setting, key)
-                server, new = outcome.server, outcome.states
-                traffic, count = traffic + outcome.traffic, count + 1
-            seconds = perf_counter() - began
-            evaluated = t % evaluate_every == 0 or t == last
-            metrics = problem.evaluate(server.x) if evaluated else {}
-        except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
-            written(old[::-1], state.clients)
-            if isinstance(end, Diverged):
-                raise Diverged(str(end), t, state) from None
-            raise
-        written(new, state.clients)
-        state.clients.round = t
-        state = State(t, server, state.clients)
-        yield Round(
-            t,
-            draw.clients,
-            metrics,
-            traffic.bytes_down,
-            traffic.bytes_up,
-            seconds,
-            traffic.left_out,
-            count,
-            state,
-        )
-
-
-def written(states: States, clients: ClientStates) -> States:
-    """Write states, after which there is nothing left to write."""
-    for who, each in states:
-        clients.scatter(who, each)
-    return []
+    problem, site = plan.problem, site_of(plan, state.clients)
+    try:
+        while state.round < last:
+            t, began = state.round + 1, perf_counter()
+            draw = plan.participation.draw(plan.seed, t, problem.weights)
+            server, traffic, count = state.server, Traffic(), 0
+            try:
+                for when, number, exchange in exchanges_in(plan.algorithm, t):
+                    site.write()  # what the exchange before led to
+                    party = party_of(plan, exchange, draw, when, number)
+                    if not any(party.weights):
+                        continue  # nobody came, or nobody who counts
+                    outcome = site.carry_out(exchange, server, party, Key(plan.seed, when, number))
+                    server = outcome.server
+                    traffic, count = traffic + outcome.traffic, count + 1
+                seconds = perf_counter() - began
+                evaluated = t % evaluate_every == 0 or t == last
+                metrics = problem.evaluate(server.x) if evaluated else {}
+            except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
+                site.undo()
+                if isinstance(end, Diverged):
+                    raise Diverged(str(end), t, state) from None
+                raise
+            site.keep(t)
+            state = State(t, server, state.clients)
+            yield Round(
+                t,
+                draw.clients,
+                metrics,
+                traffic.bytes_down,
+                traffic.bytes_up,
+                seconds,
+                traffic.left_out,
+                count,
+                state,
+            )
+    finally:
+        site.close()
 
 
 def exchanges_in(algorithm: Algorithm, t: int) -> list[tuple[int, int, Exchange]]:

@@ -3,15 +3,17 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from undrift.core import rebuild, tensors
 from undrift.errors import InvalidInput, MethodFailure
+
+States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by chunk
 
 
 def half_of_memory() -> int:
@@ -25,6 +27,8 @@ class ClientStates:
     Row 0 is what a client that has not been seen starts with.  Tables that would take more than `budget` bytes lie in
     a file without a name in `folder` (the system's for temporary files by default), mapped into memory: the file is
     gone when the process is.
+
+    Where other processes hold the newest states, `refresh` writes them here; it is called before anything is read.
     """
 
     def __init__(self, initial: Any, budget: int | None = None, folder: Path | None = None):
@@ -35,9 +39,15 @@ class ClientStates:
         self._rows: dict[int, int] = {}
         self._changed: set[int] = set()
         self.round = 0  # the last round written in full
+        self.refresh: Callable[[], None] | None = None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.seen())
+
+    @property
+    def initial(self) -> Any:
+        """What a client that has not been seen starts with."""
+        return self._initial
 
     @property
     def mapped(self) -> bool:
@@ -73,6 +83,7 @@ class ClientStates:
                 place.copy_(table[rows.to(table.device)])
 
     def _rows_of(self, clients: Sequence[int]) -> Tensor:
+        self._refreshed()
         return torch.tensor([self._rows.get(i, 0) for i in clients], dtype=torch.int64)
 
     def scatter(self, clients: Sequence[int], states: Any) -> None:
@@ -89,12 +100,14 @@ class ClientStates:
 
     def changed(self) -> list[int]:
         """The clients written since this was last asked, in ascending order."""
+        self._refreshed()
         clients = sorted(self._changed)
         self._changed = set()
         return clients
 
     def seen(self) -> list[int]:
         """The clients that have a row of their own, in the order of rows."""
+        self._refreshed()
         return list(self._rows)
 
     def copy(self, after_round: int | None = None) -> "ClientStates":
@@ -104,6 +117,7 @@ class ClientStates:
                 f"a snapshot of round {after_round} was asked for in round {self.round + 1}: "
                 "take it before the next round"
             )
+        self._refreshed()
         other = ClientStates(self._initial, self._budget, self._folder)
         other.round, other._rows = self.round, dict(self._rows)
         other._changed = set(self._changed)
@@ -111,6 +125,10 @@ class ClientStates:
         for table, own in zip(other._tables, self._tables, strict=True):
             table[: len(self._rows) + 1] = own[: len(self._rows) + 1]
         return other
+
+    def _refreshed(self) -> None:
+        if self.refresh is not None:
+            self.refresh()
 
     def _bytes(self, rows: int) -> int:
         return rows * sum(t[0].numel() * t.element_size() for t in self._tables)
@@ -125,6 +143,39 @@ class ClientStates:
             larger = _mapped(shape, table, self._folder) if mapped else table.new_empty(shape)
             larger[: len(table)] = table
             self._tables[f] = larger
+
+
+class Draft:
+    """The states that a round makes, exchange by exchange: written whole or not at all."""
+
+    def __init__(self, clients: ClientStates):
+        self.clients = clients
+        self.new: States = []  # of the last exchange, not written yet
+        self.old: States = []  # what earlier exchanges of the round wrote over
+
+    def hold(self, states: States) -> None:
+        """The states that an exchange has led to."""
+        self.new = states
+
+    def write(self) -> None:
+        """Let the next exchange of the round see them."""
+        self.old += [(who, self.clients.gather(who)) for who, _ in self.new]
+        self.new = written(self.new, self.clients)
+
+    def keep(self) -> None:
+        """The round has happened."""
+        self.new, self.old = written(self.new, self.clients), []
+
+    def undo(self) -> None:
+        """The round has not happened."""
+        self.new, self.old = [], written(self.old[::-1], self.clients)
+
+
+def written(states: States, clients: ClientStates) -> States:
+    """Write states, after which there is nothing left to write."""
+    for who, each in states:
+        clients.scatter(who, each)
+    return []
 
 
 def _mapped(shape: tuple[int, ...], like: Tensor, folder: Path | None) -> Tensor:

@@ -15,7 +15,7 @@ from undrift.core import exchanges_of, rebuild, tensors
 from undrift.events.clock import visitor
 from undrift.events.flight import InFlight, Visit
 from undrift.keyed import Key
-from undrift.run import Plan
+from undrift.site import Plan
 from undrift.states import ClientStates
 from undrift.work import Work
 

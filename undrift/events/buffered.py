@@ -13,8 +13,9 @@ from undrift.events.cohorts import Cohorts
 from undrift.events.flight import Visit
 from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
 from undrift.keyed import Key
-from undrift.run import State, exchanges_in, written
+from undrift.run import State, exchanges_in
 from undrift.servers import Buffer, Synchronous
+from undrift.states import written
 
 
 class Buffered:

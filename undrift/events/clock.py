@@ -14,8 +14,9 @@ from undrift.events.line import Line
 from undrift.exchange import Traffic
 from undrift.keyed import Key
 from undrift.population import Device, Population
-from undrift.run import Plan, State, States
-from undrift.states import ClientStates
+from undrift.run import State
+from undrift.site import Plan
+from undrift.states import ClientStates, States
 from undrift.work import Work
 
 PICTURED = 1000  # visits of a run that are told one by one

@@ -13,8 +13,9 @@ from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
 from undrift.keyed import Key
 from undrift.participation import Draw, Fixed
 from undrift.population import Dropout
-from undrift.run import State, States, exchanges_in, party_of, written
+from undrift.run import State, exchanges_in, party_of
 from undrift.servers import Deadline, ServerPolicy
+from undrift.states import States, written
 
 
 class Cohorts:

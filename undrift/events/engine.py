@@ -13,8 +13,10 @@ from undrift.events.cohorts import Cohorts
 from undrift.events.flight import InFlight
 from undrift.population import Population
 from undrift.problems import Problem
-from undrift.run import Plan, Round, State, written
+from undrift.run import Round, State
 from undrift.servers import Buffer, ServerPolicy
+from undrift.site import Plan
+from undrift.states import written
 
 NAMES = {"events": "auto", "events-sequential": "sequential", "events-batched": "batched"}
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from undrift.events.flight import InFlight
 from undrift.participation import Draw, Fixed
 from undrift.population import Population
-from undrift.run import Plan
+from undrift.site import Plan
 
 PATIENCE = 1000  # clients asked in vain before the server waits
 
