@@ -29,6 +29,10 @@ class Deserted(Stopped):
     """In virtual time: nobody is under way and nobody will ever come again."""
 
 
+class WorkersLost(RuntimeError):
+    """On a cluster: a worker, and those put in its place, were lost again and again."""
+
+
 def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
     """The error for a name that is not there, with the nearest one that is.
 

@@ -24,7 +24,8 @@ Engine: TypeAlias = Callable[[Local, Any, ClientStates, Sequence[int], Lend, int
 
 
 def engine_of(choice: Choice, round: int) -> Engine:
-    """The engine that a choice means in a round."""
+    """The engine that a choice means in a round; on Ray, inside each worker."""
+    choice = choice.inner
     if choice.engine == "sequential":
         return sequential if choice.workers is None else side_by_side(choice.workers)
     return compiled if choice.engine == "compiled" and round >= choice.since else batched

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("undrift")
 
-NAMES = ("sequential", "batched", "compiled")
+NAMES = ("sequential", "batched", "compiled")  # in one process
 CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take
 VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 COMPILING_SECONDS = 12.0  # what compiling the steps of a method usually takes, once
@@ -31,38 +31,65 @@ SAVED = 0.5  # the part of a step's time that compiling saves, on the careful si
 class Choice:
     """An engine and its settings: with the same choice, a run gives the same bits.
 
-    engine    "sequential", "batched" or "compiled"
+    engine    "sequential", "batched", "compiled" or "ray"
     chunk     how many clients are computed at once (not by "sequential")
     workers   sequential: clients side by side, each on one core; any number gives the same bits.  None: one client
-              after another on all cores
+              after another on all cores.  ray: processes, each on one core
     since     the first round that is compiled; those before it are batched
+    shards    ray: in so many parts the clients of an exchange are added up; any number of workers gives the same bits
+    inside    ray: the engine of each worker
 
     >>> Choice(**Choice("batched", chunk=10).json())
-    Choice(engine='batched', chunk=10, workers=None, since=1)
+    Choice(engine='batched', chunk=10, workers=None, since=1, shards=None, inside=None)
     """
 
     engine: str
     chunk: int = 1
     workers: int | None = None
     since: int = 1
+    shards: int | None = None
+    inside: str | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in NAMES:
-            raise unknown("engine", str(self.engine), [*NAMES, "auto", "events"])
+        if self.engine not in (*NAMES, "ray"):
+            raise unknown("engine", str(self.engine), [*NAMES, "auto", "events", "ray"])
         check_value("run", "chunk", self.chunk, int, within="[1, inf)")
         check_value("run", "workers", self.workers, int, None, within="[1, inf)")
         check_value("run", "since", self.since, int, within="[1, inf)")
+        check_value("run", "shards", self.shards, int, None, within="[1, inf)")
+        if self.engine == "ray":
+            return self._check_ray()
         if self.workers is not None and self.engine != "sequential":
             raise InvalidInput(
                 f"workers compute clients side by side in engine 'sequential'; "
                 f"'{self.engine}' computes them together on all cores: leave workers out"
             )
+        if self.shards is not None or self.inside is not None:
+            raise InvalidInput(f"shards and inside are for engine 'ray', not '{self.engine}'")
+
+    def _check_ray(self) -> None:
+        if self.inside is not None and self.inside not in NAMES:
+            raise unknown("engine inside a worker:", str(self.inside), NAMES)
+        if self.workers and self.shards and self.workers > self.shards:
+            raise InvalidInput(
+                f"{self.workers} workers have nothing to do but {self.shards} shards: use as many shards, or fewer workers"
+            )
+
+    @property
+    def inner(self) -> "Choice":
+        """What visits clients: inside each worker on Ray, else the choice itself."""
+        if self.engine != "ray":
+            return self
+        return Choice(self.inside or "sequential", self.chunk, since=self.since)
 
     def json(self) -> dict[str, Any]:
         """The choice as numbers and words."""
         return asdict(self)
 
     def __str__(self) -> str:
+        if self.engine == "ray":
+            inner = str(self.inner).replace(", all cores for each", "")
+            return f"{self.workers} workers on Ray, {self.shards} shards; in each, {inner}"
         if self.engine == "sequential":
             side = f"{self.workers} side by side" if self.workers else "all cores for each"
             return f"clients one after another, {side}"
@@ -90,18 +117,39 @@ def choose(
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
     >>> choose(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
-    Choice(engine='batched', chunk=3, workers=None, since=1)
+    Choice(engine='batched', chunk=3, workers=None, since=1, shards=None, inside=None)
     """
-    if isinstance(engine, Choice):
-        if chunk is not None or workers is not None:
-            raise InvalidInput("a Choice says chunk and workers itself: give one or the other")
-        _check_possible(engine.engine, problem)
+    if isinstance(engine, Choice) and (chunk is not None or workers is not None):
+        raise InvalidInput("a Choice says chunk and workers itself: give one or the other")
+    if engine == "ray" or (isinstance(engine, Choice) and engine.engine == "ray"):
+        from undrift.ray.choice import on_ray  # Ray need not be installed
+
+        asked = engine if isinstance(engine, Choice) else Choice("ray", workers=workers)
+        choice = on_ray(asked, problem, rounds, participation, local, chunk)
+    elif isinstance(engine, Choice):
+        check_possible(engine.engine, problem)
         return engine
+    else:
+        choice = in_process(problem, rounds, participation, local, engine, chunk, workers)
+    log.info("engine: %s", choice)
+    return choice
+
+
+def in_process(
+    problem: "Problem",
+    rounds: int,
+    participation: "Participation",
+    local: "Local",
+    engine: str = "auto",
+    chunk: int | None = None,
+    workers: int | None = None,
+) -> Choice:
+    """The engine that suits a run in one process."""
     name = engine
     if name == "auto":
         name = "sequential" if workers else getattr(problem, "engine", "batched")
     Choice(name, workers=workers)  # refuses what is wrong before anything is tried
-    _check_possible(name, problem)
+    check_possible(name, problem)
     most = chunk_by_memory(problem, local)
     if name == "sequential":
         alone = _not_shared(problem)
@@ -109,17 +157,15 @@ def choose(
             raise InvalidInput(f"workers cannot compute this problem side by side: {alone}")
         if engine == "auto" and not alone and workers is None and torch.get_num_threads() > 1:
             workers = torch.get_num_threads()
-        choice = Choice(name, workers=workers)
-    else:
-        chunk = chunk or min(most, _cohort(problem, participation))
-        choice = Choice(name, chunk)
-        if engine == "auto" and _repays(choice, problem, rounds, participation, local):
-            choice = Choice("compiled", chunk, since=2)
-    log.info("engine: %s", choice)
+        return Choice(name, workers=workers)
+    chunk = chunk or min(most, cohort_of(problem, participation))
+    choice = Choice(name, chunk)
+    if engine == "auto" and _repays(choice, problem, rounds, participation, local):
+        choice = Choice("compiled", chunk, since=2)
     return choice
 
 
-def _check_possible(name: str, problem: "Problem") -> None:
+def check_possible(name: str, problem: "Problem") -> None:
     refusal = getattr(problem, "not_batched", None) if name != "sequential" else None
     if refusal:
         raise InvalidInput(f"engine '{name}' cannot run this problem: {refusal}")
@@ -134,7 +180,7 @@ def _not_shared(problem: "Problem") -> str | None:
     return getattr(problem, "not_shared", None)
 
 
-def _cohort(problem: "Problem", participation: "Participation") -> int:
+def cohort_of(problem: "Problem", participation: "Participation") -> int:
     """How many clients take part in a round, at most."""
     S = getattr(participation, "S", None)
     return min(S, problem.N) if isinstance(S, int) else problem.N
@@ -183,7 +229,7 @@ def _repays(
         return False
     clients = list(range(min(choice.chunk, problem.N)))
     steps = local.count(problem, Key(0, 1), clients)
-    chunks = -(-_cohort(problem, participation) // choice.chunk)
+    chunks = -(-cohort_of(problem, participation) // choice.chunk)
     seconds = rounds * chunks * max(steps) * _step_seconds(problem, clients, local)
     if SAVED * seconds < COMPILING_SECONDS:
         return False

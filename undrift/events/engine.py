@@ -24,6 +24,8 @@ NAMES = {"events": "auto", "events-sequential": "sequential", "events-batched": 
 def asked_for(engine: str | Choice, population: Any, server: Any) -> bool:
     """Whether a run is to be in virtual time."""
     given = population is not None or server is not None
+    if isinstance(engine, Choice) and engine.engine == "ray":
+        engine = "ray"
     if given and isinstance(engine, str) and engine not in (*NAMES, "auto"):
         raise InvalidInput(
             f"population and server are for runs in virtual time: use engine='events', not {engine!r}"

@@ -126,10 +126,12 @@ def _drawn(name: str, given: Any) -> Any:
 class EngineSection(Section):
     """An engine and its settings, as `ud.engines.Choice` has them: what "auto" came to, so that it is the same again."""
 
-    name: Literal["sequential", "batched", "compiled"]
+    name: Literal["sequential", "batched", "compiled", "ray"]
     chunk: Whole = Field(default=1, ge=1)
     workers: Whole | None = Field(default=None, ge=1)
     since: Whole = Field(default=1, ge=1)
+    shards: Whole | None = Field(default=None, ge=1)
+    inside: Literal["sequential", "batched", "compiled"] | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> "EngineSection":
@@ -137,7 +139,7 @@ class EngineSection(Section):
         return self
 
     def make(self) -> Choice:
-        return Choice(self.name, self.chunk, self.workers, self.since)
+        return Choice(self.name, self.chunk, self.workers, self.since, self.shards, self.inside)
 
 
 class EvaluationSection(Section):
@@ -182,7 +184,7 @@ class Experiment(Section):
     use: list[str] = []  # Python files that register methods, data sets or models of one's own
     rounds: Whole = Field(default=100, ge=1)
     seeds: list[Whole] = [0]
-    engine: Literal["auto", "sequential", "batched", "compiled"] | EngineSection = "auto"
+    engine: Literal["auto", "sequential", "batched", "compiled", "ray"] | EngineSection = "auto"
     threads: Whole | None = Field(default=None, ge=1)
     checkpoint_every: Whole = Field(default=10, ge=1)
     state_memory: ByteSize | None = None
@@ -281,6 +283,12 @@ class Experiment(Section):
     def engine_choice(self) -> str | Choice:
         """The engine, as `ud.rounds` takes it."""
         return self.engine if isinstance(self.engine, str) else self.engine.make()
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether runs are on a cluster."""
+        name = self.engine if isinstance(self.engine, str) else self.engine.name
+        return name == "ray"
 
     @property
     def timed(self) -> bool:

@@ -1,12 +1,15 @@
 """From an experiment's description to a problem that engines can run."""
 
+import tomllib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.parts import clients_of, loaded, loss_of, model_maker, told_by
+from undrift.experiment.toml import as_toml, described
 from undrift.problems.model import ModelProblem, federate
 
 
@@ -41,7 +44,24 @@ def federation(experiment: Experiment, seed: int) -> Federation:
         test_samples=experiment.evaluation.test_samples,
         seed=_own(section.seed, seed),
     )
+    problem.reopen = Opening(as_toml(experiment), seed, data.checksums)
     return Federation(problem, data.checksums)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How another machine comes to the same problem: by reading the same data itself."""
+
+    words: str  # of the experiment, in TOML
+    seed: int
+    checksums: dict[str, str]
+
+    def __call__(self) -> ModelProblem:
+        made = federation(described(tomllib.loads(self.words)), self.seed)
+        for name in sorted({*self.checksums, *made.checksums}):
+            if made.checksums.get(name) != self.checksums.get(name):
+                raise InvalidInput(f"the data differ from those of the run: {name} is another file")
+        return made.problem
 
 
 def _own(given: int | None, seed: int) -> int:

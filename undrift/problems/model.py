@@ -116,6 +116,8 @@ def federate(
 class ModelProblem:
     """One copy of the data; a client is a range of an index into it.  Made by `federate`."""
 
+    reopen: "Callable[[], ModelProblem] | None" = None  # reads the same on another machine
+
     def __init__(
         self,
         flat: FlatModel,

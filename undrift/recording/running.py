@@ -87,9 +87,9 @@ def prepared(experiment: Experiment, out: Path) -> RunDirectory:
 def _with_engine(experiment: Experiment, made: Federation) -> Experiment:
     """The experiment with its engine chosen: the choice may depend on how fast the machine is at the moment, so a run
     that is repeated or resumed must be told."""
-    if not isinstance(experiment.engine, str):
+    if not isinstance(experiment.engine, str) and not experiment.on_ray:
         return experiment
-    engine = experiment.engine
+    engine = experiment.engine_choice
     if experiment.timed:
         population = (experiment.population or PopulationSection()).make()
         engine = visits_by(engine, population, made.problem)
@@ -100,8 +100,8 @@ def _with_engine(experiment: Experiment, made: Federation) -> Experiment:
         local=experiment.local_of(experiment.labels[0]),
         engine=engine,
     )
-    words = {"name": choice.engine, "chunk": choice.chunk, "workers": choice.workers}
-    section = EngineSection(**words, since=choice.since)
+    words = choice.json()
+    section = EngineSection(name=words.pop("engine"), **words)
     return experiment.model_copy(update={"engine": section})
 
 

@@ -1,0 +1,43 @@
+"""The cluster that a run uses."""
+
+import os
+from typing import Any
+
+from undrift.errors import InvalidInput
+
+
+def connected() -> Any:
+    """Ray, connected: as this process is already, to the cluster at RAY_ADDRESS, or to one of its own on this machine.
+
+    A cluster of its own keeps to the loopback interface and ends with the process.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise InvalidInput("engine 'ray' needs Ray: pip install 'undrift[ray]'") from error
+    if ray.is_initialized():
+        return ray
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address.startswith("ray://"):
+        raise InvalidInput(
+            f"RAY_ADDRESS={address} is for Ray's client: start the run on a machine of the cluster, "
+            "with RAY_ADDRESS=HOST:6379"
+        )
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address == "local":
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        settings |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(address=address, **settings)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InvalidInput(
+            f"no Ray cluster could be reached at {address} ({reason}): start one with `ray start --head`, "
+            "or unset RAY_ADDRESS to use this machine"
+        ) from error
+    return ray
+
+
+def cpus() -> int:
+    """How many processors the cluster has."""
+    return int(connected().cluster_resources().get("CPU", 0))
