@@ -35,6 +35,7 @@ EXTRAS = {
     "mlflow-skinny": "mlflow",
     "h5py": "stackoverflow",
     "torchvision": "vision",
+    "ray": "ray",
 }
 
 
@@ -64,6 +65,7 @@ def findings() -> Iterator[tuple[str, str]]:
     compiler = shutil.which("g++") or shutil.which("clang++")
     yield "compiler", compiler or "none: models run uncompiled (install g++ for more speed)"
     yield "GPU", _gpu()
+    yield "Ray", _ray()
     yield "data folders", ", ".join(str(folder) for folder in _data_folders())
     yield "data found", ", ".join(_data_found())
     yield "speed", _speed()
@@ -80,6 +82,14 @@ def _gpu() -> str:
     if not torch.cuda.is_available():
         return "none that torch can use"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _ray() -> str:
+    """Where engine "ray" would run; nothing is started to find out."""
+    if not _version("ray"):
+        return "not installed: engine 'ray' needs undrift[ray]"
+    address = os.environ.get("RAY_ADDRESS")
+    return f"the cluster at {address} (RAY_ADDRESS)" if address else "this machine (no RAY_ADDRESS)"
 
 
 def _data_folders() -> list[Path]:

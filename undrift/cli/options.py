@@ -13,7 +13,7 @@ from typer import Option
 from undrift.errors import InvalidInput, unknown
 from undrift.experiment import Experiment, with_settings
 from undrift.experiment.parts import registered
-from undrift.experiment.toml import described, value_of
+from undrift.experiment.toml import as_words, described, value_of
 from undrift.hyper import METHODS
 
 FEDERATION, WORK, RECORD = "Federation", "Work", "Recording"
@@ -79,6 +79,18 @@ Batch = Annotated[
     int | None, Option("--batch", help="Samples in a minibatch", rich_help_panel=WORK)
 ]
 Lr = Annotated[float | None, Option("--lr", help="Local step size", rich_help_panel=WORK)]
+Engine = Annotated[
+    str | None,
+    Option(
+        "--engine",
+        help="auto, sequential, batched, compiled, or ray: on this machine, or on the cluster at RAY_ADDRESS",
+        rich_help_panel=WORK,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    Option("--workers", help="sequential, ray: on so many cores", rich_help_panel=WORK),
+]
 Target = Annotated[
     float | None,
     Option("--target", help="A quality whose price the report tells", rich_help_panel=RECORD),
@@ -146,6 +158,8 @@ class Words:
     epochs: Epochs = None
     batch: Batch = None
     lr: Lr = None
+    engine: Engine = None
+    workers: Workers = None
     target: Target = None
     baseline: Baseline = None
     settings: Set = None
@@ -195,7 +209,25 @@ def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
         **_given(model=words.model and {"name": words.model}),
         **(_late(words) if words.late else {}),
     }
-    return with_settings(described(described_as), words.settings or ())
+    experiment = with_settings(described(described_as), words.settings or ())
+    return with_engine(experiment, words.engine, words.workers)
+
+
+def with_engine(experiment: Experiment, engine: str | None, workers: int | None) -> Experiment:
+    """The experiment with another engine, or another number of workers.
+
+    >>> e = experiment_of(["fedavg"], Words(), "example")
+    >>> with_engine(e, "ray", 4).engine_choice
+    Choice(engine='ray', chunk=1, workers=4, since=1, shards=None, inside=None)
+    """
+    if engine is None and workers is None:
+        return experiment
+    before = experiment.engine if isinstance(experiment.engine, str) else experiment.engine.name
+    name = engine or before
+    value: Any = name
+    if workers is not None:
+        value = {"name": "sequential" if name == "auto" else name, "workers": workers}
+    return described({**as_words(experiment), "engine": value})
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -21,7 +21,14 @@ from undrift.experiment.federation import federation
 from undrift.experiment.toml import as_toml
 from undrift.recording.directory import RunDirectory, opened
 from undrift.recording.recorded import played
-from undrift.recording.running import carried_out, extended, members, prepared, settings_of
+from undrift.recording.running import (
+    carried_out,
+    extended,
+    members,
+    prepared,
+    settings_of,
+    with_workers,
+)
 from undrift.sweep.sweeping import SWEEP
 from undrift.sweep.sweeping import opened as sweep_opened
 
@@ -31,6 +38,8 @@ def run(
         Path, typer.Argument(help="An experiment: TOML, or Python that sets `experiment`")
     ],
     settings: o.Set = None,
+    engine: o.Engine = None,
+    workers: o.Workers = None,
     out: o.Out = None,
     jobs: o.Jobs = None,
     dry: o.Dry = False,
@@ -41,7 +50,7 @@ def run(
 
     Example: undrift run experiment.toml --set algorithm.beta=0.1 --out runs/beta0.1
     """
-    experiment = read(file, settings or ())
+    experiment = o.with_engine(read(file, settings or ()), engine, workers)
     carry_out(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
 
 
@@ -72,6 +81,7 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Go on to so many rounds in all")
     ] = None,
+    workers: o.Workers = None,
     jobs: o.Jobs = None,
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
@@ -82,12 +92,16 @@ def resume(
     """
     talkative(verbose)
     if (directory / SWEEP).exists():
-        if rounds is not None:
-            raise InvalidInput(f"{directory} is a sweep, whose rounds are part of it: sweep anew")
+        if rounds is not None or workers is not None:
+            raise InvalidInput(
+                f"{directory} is a sweep, whose rounds and engine are part of it: sweep anew"
+            )
         return swept(*sweep_opened(directory), directory, quiet=quiet)
     made = opened(directory)
     if rounds is not None:
         made = extended(made, rounds)
+    if workers is not None:
+        made = with_workers(made, workers)
     done = all(RunDirectory(path).result() for path in members(made))
     if done and (directory / "report.html").exists():
         if not quiet:
@@ -157,7 +171,8 @@ def free(path: Path) -> Path:
 
 
 def _jobs(experiment: Experiment, jobs: int | None) -> int:
-    return min(jobs or o.cores(), len(experiment.runs()))
+    usual = 1 if experiment.on_ray else o.cores()  # a run on Ray takes the whole cluster
+    return min(jobs or usual, len(experiment.runs()))
 
 
 def with_threads(experiment: Experiment, jobs: int | None) -> Experiment:

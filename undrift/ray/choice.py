@@ -45,6 +45,7 @@ def on_ray(
     if asked.inside is not None:
         check_possible(asked.inside, problem)
         return replace(asked, workers=workers, shards=shards)
+    chunk = chunk or (asked.chunk if asked.chunk > 1 else None)
     inner = in_process(problem, rounds, participation, local, chunk=chunk)
     if inner.engine == "compiled" and chunk is None:  # chunks are filled up: they should be full
         inner = replace(inner, chunk=-(-cohort_of(problem, participation) // shards))

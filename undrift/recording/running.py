@@ -1,6 +1,7 @@
 """Experiments carried out in run directories: started, gone on with, several at a time."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -33,6 +34,8 @@ from undrift.recording.directory import (
 from undrift.recording.files import lock, read_json, write_json
 from undrift.recording.logs import Logs
 from undrift.recording.recorded import Settings, played, recorded
+
+log = logging.getLogger("undrift")
 
 STOP = "stop"  # what a worker is told in place of a run
 
@@ -119,6 +122,38 @@ def extended(directory: RunDirectory, rounds: int) -> RunDirectory:
     finally:
         held.release()
     return directory
+
+
+def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
+    """The same experiment with another number of workers, from the next round on."""
+    held = lock(directory.path)
+    try:
+        for path in {directory.path, *members(directory)}:
+            if (path / EXPERIMENT).exists() and RunDirectory(path).result() is None:
+                one = opened(path)
+                experiment = one.experiment()
+                section = _crewed(experiment.engine, workers)
+                rewritten(one, experiment.model_copy(update={"engine": section}))
+    finally:
+        held.release()
+    return directory
+
+
+def _crewed(engine: Any, workers: int) -> EngineSection:
+    if not isinstance(engine, EngineSection) or engine.name not in ("sequential", "ray"):
+        raise InvalidInput(
+            "workers are for the engines 'sequential' and 'ray': leave --workers out"
+        )
+    shards = engine.shards
+    if shards is not None and workers > shards:
+        log.warning(
+            "%d shards for %d workers in place of %d: sums are rounded otherwise from here on",
+            workers,
+            workers,
+            shards,
+        )
+        shards = workers
+    return EngineSection(**{**engine.model_dump(), "workers": workers, "shards": shards})
 
 
 def members(directory: RunDirectory) -> list[Path]:
