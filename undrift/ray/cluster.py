@@ -1,9 +1,12 @@
 """The cluster that a run uses."""
 
 import os
+import socket
 from typing import Any
 
 from undrift.errors import InvalidInput
+
+ANSWERS = 10.0  # seconds within which a cluster should
 
 
 def connected() -> Any:
@@ -18,24 +21,34 @@ def connected() -> Any:
     if ray.is_initialized():
         return ray
     address = os.environ.get("RAY_ADDRESS") or "local"
-    if address.startswith("ray://"):
-        raise InvalidInput(
-            f"RAY_ADDRESS={address} is for Ray's client: start the run on a machine of the cluster, "
-            "with RAY_ADDRESS=HOST:6379"
-        )
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         settings |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
+        _knock(address)
         ray.init(address=address, **settings)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, InvalidInput):
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidInput(
-            f"no Ray cluster could be reached at {address} ({reason}): start one with `ray start --head`, "
-            "or unset RAY_ADDRESS to use this machine"
+            f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`, "
+            "or unset RAY_ADDRESS to use this machine alone"
         ) from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise an error if there is nobody at HOST:PORT; Ray itself would try for minutes."""
+    if "://" in address:
+        raise InvalidInput(
+            f"RAY_ADDRESS={address} is for Ray's client: start the run on a machine of the cluster, "
+            "with RAY_ADDRESS=HOST:6379"
+        )
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=ANSWERS).close()
 
 
 def cpus() -> int:
