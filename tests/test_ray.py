@@ -365,6 +365,18 @@ def test_a_recorded_run_goes_on_with_another_number_of_workers(
         assert ours.read_bytes() == expected.read_bytes()
 
 
+def missing() -> None:
+    raise InvalidInput("train.bin is not there: put it into /data")
+
+
+def test_a_node_that_cannot_read_the_data_is_named(spares: None) -> None:
+    problem: Any = world()
+    problem.reopen = missing
+    playing = ud.rounds(ud.FedAvg(), problem, engine=on(2, 2), **SETTINGS)
+    with pytest.raises(InvalidInput, match="^Ray's node .*: train.bin is not there"):
+        next(playing)
+
+
 def test_data_that_differ_on_a_node_are_refused() -> None:
     problem = federation(digits(), 0).problem
     assert problem.reopen is not None

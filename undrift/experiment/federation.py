@@ -61,6 +61,7 @@ class Opening:
         for name in sorted({*self.checksums, *made.checksums}):
             if made.checksums.get(name) != self.checksums.get(name):
                 raise InvalidInput(f"the data differ from those of the run: {name} is another file")
+        loaded.cache_clear()  # the problem has them: a second copy is not kept
         return made.problem
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from undrift.core import Exchange, tensors
 from undrift.errors import InvalidInput, WorkersLost
@@ -20,7 +19,7 @@ from undrift.exchange import Outcome, Part, Party, concluded
 from undrift.keyed import Key
 from undrift.ray.hands import LOST, Hand, Sent, dismissed, got, missing, reason_of, started
 from undrift.ray.wire import packed, packed_problem, unpacked
-from undrift.ray.worker import Job, Visit, opened, versions
+from undrift.ray.worker import Job, Visit, versions
 from undrift.site import Plan, setting_of
 from undrift.states import ClientStates, States
 from undrift.work import Solver
@@ -42,7 +41,7 @@ class Crew:
         self.remembers = bool(tensors(clients.initial))
         self.copied = clients.round  # the round of the run's own copy of states
         self.said: set[str] = set()
-        self.problems: dict[str, Any] = {}  # by node
+        self.problems: dict[str, Any] = {}  # read there, by node
         self.placed: Any = None
         workers, self.shards = plan.choice.workers or 1, plan.choice.shards or 1
         self.job = ray.put(packed(Job(plan.algorithm, plan.choice, clients.initial, workers)))
@@ -212,7 +211,7 @@ class Crew:
                     "install the same everywhere"
                 )
         try:
-            got(hand.actor.begin.remote(self._problem(hand.node), self.job))
+            got(hand.actor.begin.remote(self._problem(hand), self.job))
         except InvalidInput as error:
             raise InvalidInput(f"Ray's node {hand.host}: {error}") from error
         seen = self._of_copy(self.clients.seen)
@@ -220,19 +219,16 @@ class Crew:
             states = self._of_copy(lambda: self.clients.gather(some))  # noqa: B023 (used at once)
             got(hand.actor.take.remote(some, packed(states)))
 
-    def _problem(self, node: str) -> Any:
-        """The problem for a node: read there if it can be, else placed where all nodes find it."""
-        if node not in self.problems:
-            again = getattr(self.plan.problem, "reopen", None)
-            if again is None or node == ray.get_runtime_context().get_node_id():
-                if self.placed is None:
-                    self.placed = ray.put(packed_problem(self.plan.problem))
-                self.problems[node] = self.placed
-            else:
-                there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
-                read: Any = ray.remote(num_cpus=0, scheduling_strategy=there)(opened)
-                self.problems[node] = read.remote(packed(again))
-        return self.problems[node]
+    def _problem(self, hand: Hand) -> Any:
+        """The problem for a worker: read on its node if it can be, else placed where all nodes find it."""
+        again = getattr(self.plan.problem, "reopen", None)
+        if again is None or hand.node == ray.get_runtime_context().get_node_id():
+            if self.placed is None:
+                self.placed = ray.put(packed_problem(self.plan.problem))
+            return self.placed
+        if hand.node not in self.problems:
+            self.problems[hand.node] = hand.actor.open.remote(packed(again))
+        return self.problems[hand.node]
 
     def _replace(self, hand: Hand, why: Exception) -> None:
         """Put another worker in the place of a lost one, with the states that it had."""

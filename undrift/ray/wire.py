@@ -53,6 +53,8 @@ def unpacked(content: Packed, shared: bool = False) -> Any:
         def persistent_load(self, pid: Any) -> Tensor:
             number, dtype, shape = pid
             array = content.arrays[number]
+            if not array.size:
+                return torch.empty(shape, dtype=dtype)
             with warnings.catch_warnings():  # torch warns of arrays that cannot be written to
                 warnings.simplefilter("ignore", UserWarning)
                 raw = torch.from_numpy(array if shared else array.copy())

@@ -15,7 +15,7 @@ from undrift.core import Algorithm, exchanges_of
 from undrift.engines import Choice, engine_of
 from undrift.exchange import Part, Party, Setting, collected
 from undrift.keyed import Key
-from undrift.ray.wire import Packed, packed, unpacked
+from undrift.ray.wire import Packed, packed, packed_problem, unpacked
 from undrift.states import ClientStates, Draft, half_of_memory
 from undrift.work import Solver
 
@@ -70,6 +70,10 @@ class Worker:
     def where(self) -> tuple[str, str, dict[str, str]]:
         """The node's number, its name, and what runs there."""
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), versions()
+
+    def open(self, again: Packed) -> Packed:
+        """The problem read anew, for all workers of this node."""
+        return packed_problem(unpacked(again)())
 
     def begin(self, problem: Packed, job: Packed) -> None:
         self.problem, self.job = unpacked(problem, shared=True), unpacked(job)
@@ -137,10 +141,3 @@ class _Said(logging.Handler):
     def taken(self) -> list[str]:
         messages, self.messages = self.messages, []
         return messages
-
-
-def opened(again: Packed) -> Packed:
-    """A problem read anew, on the node where this runs."""
-    from undrift.ray.wire import packed_problem
-
-    return packed_problem(unpacked(again)())
