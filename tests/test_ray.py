@@ -239,7 +239,7 @@ def test_a_worker_lost_between_rounds_is_noticed_when_states_are_asked_for(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = trace(ud.rounds(Twice(), world(), engine="batched", **SETTINGS))
-    playing = ud.rounds(Twice(), world(), engine=on(1, 1), **SETTINGS)
+    playing: Any = ud.rounds(Twice(), world(), engine=on(1, 1), **SETTINGS)
     next(playing)
     r = next(playing)
     refresh: Any = r.state.clients.refresh
@@ -313,7 +313,7 @@ def test_states_do_not_travel_and_the_model_is_put_once(
     down, up, calls = [], [], []
     packed, unpacked = crews.packed, crews.unpacked
     problem = world()
-    playing = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
+    playing: Any = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
     next(playing)  # workers have begun
     monkeypatch.setattr(crews, "packed", lambda x, *more: down.append(x) or packed(x, *more))
 
@@ -355,10 +355,10 @@ def test_a_recorded_run_goes_on_with_another_number_of_workers(
     kept = whole.experiment().engine_choice
     assert isinstance(kept, Choice) and (kept.shards, kept.inside) == (2, "batched")
     halves = prepared(digits(engine=engine), tmp_path / "halves")
-    updates = carried_out(halves)
+    updates: Any = carried_out(halves)
     for _ in range(3):
         next(updates)
-    updates.close()  # type: ignore[attr-defined]
+    updates.close()
     list(carried_out(with_workers(halves, 1)))
     for name in ("metrics.jsonl", "model.safetensors"):
         ours, expected = (d.path / name for d in (halves, whole))

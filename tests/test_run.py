@@ -341,12 +341,16 @@ def test_errors_name_client_round_and_stage() -> None:
 
 
 class WrongShape(PlainFedAvg):
+    def __init__(self, whose: int):
+        self.whose = whose
+
     def local(self, down: Any, client: Any, work: Any) -> Any:
         up, state = super().local(down, client, work)
-        return (type(up)(up.delta[..., :2]) if 1 in work.clients else up), state
+        return (type(up)(up.delta[..., :2]) if self.whose in work.clients else up), state
 
 
-def test_a_client_with_a_wrong_shape_is_left_out() -> None:
-    wrong: Any = WrongShape()
+@pytest.mark.parametrize("whose", [0, 1], ids=["the first", "another"])
+def test_a_client_with_a_wrong_shape_is_left_out(whose: int) -> None:
+    wrong: Any = WrongShape(whose)
     result = ud.run(wrong, quadratic(), rounds=2, engine="sequential")
-    assert [r.left_out for r in result.history] == [(1,), (1,)]
+    assert [r.left_out for r in result.history] == [(whose,), (whose,)]

@@ -216,8 +216,8 @@ def rounds(
     """The same run as an iterator: each item is a finished round, with `x`, the model after it.
 
     participation   who takes part, all clients by default      local   how they work, one epoch by default
-    engine          "auto", "sequential", "batched", "compiled", or the Choice of an earlier run
-    chunk           how many clients are computed at once       workers   sequential: how many side by side, a core each
+    engine          "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the Choice of an earlier run
+    chunk           how many clients are computed at once       workers   sequential, ray: how many, each on a core
                     "events": in virtual time, see docs/asynchrony.md; "auto" means it if one of these is given:
     population      what clients are like as machines           server  when it makes its next step
     x0              where to start, the problem's own by default
