@@ -10,7 +10,7 @@ from undrift.keyed import Key
 from undrift.local import Local
 from undrift.participation import Participation
 from undrift.problems import Problem
-from undrift.states import ClientStates, Draft
+from undrift.states import ClientStates, Pending
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,23 @@ class Here:
     """Clients that are visited in this process."""
 
     def __init__(self, plan: Plan, clients: ClientStates):
-        self.plan, self.clients, self.draft = plan, clients, Draft(clients)
+        self.plan, self.clients, self.pending = plan, clients, Pending(clients)
 
     def carry_out(self, exchange: Exchange, server: Any, party: Party, key: Key) -> Outcome:
         setting = setting_of(self.plan, key.round)
         outcome = carry_out(exchange, server, self.clients, party, setting, key)
-        self.draft.hold(outcome.states)
+        self.pending.hold(outcome.states)
         return outcome
 
     def write(self) -> None:
-        self.draft.write()
+        self.pending.write()
 
     def keep(self, t: int) -> None:
-        self.draft.keep()
+        self.pending.keep()
         self.clients.round = t
 
     def undo(self) -> None:
-        self.draft.undo()
+        self.pending.undo()
 
     def close(self) -> None:
         pass

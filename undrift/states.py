@@ -145,7 +145,7 @@ class ClientStates:
             self._tables[f] = larger
 
 
-class Draft:
+class Pending:
     """The states that a round makes, exchange by exchange: written whole or not at all."""
 
     def __init__(self, clients: ClientStates):

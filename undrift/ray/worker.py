@@ -16,7 +16,7 @@ from undrift.engines import Choice, engine_of
 from undrift.exchange import Part, Party, Setting, collected
 from undrift.keyed import Key
 from undrift.ray.wire import Packed, packed, packed_problem, unpacked
-from undrift.states import ClientStates, Draft, half_of_memory
+from undrift.states import ClientStates, Pending, half_of_memory
 from undrift.work import Solver
 
 
@@ -79,7 +79,7 @@ class Worker:
         self.problem, self.job = unpacked(problem, shared=True), unpacked(job)
         budget = half_of_memory() // (2 * self.job.workers)  # the run keeps copies of its own
         self.clients = ClientStates(self.job.initial, budget)
-        self.draft = Draft(self.clients)
+        self.pending = Pending(self.clients)
 
     def take(self, clients: Sequence[int], states: Packed) -> None:
         """Remember what clients had been like before."""
@@ -95,18 +95,18 @@ class Worker:
     def replay(self, down: Packed, visit: Visit, over: bool) -> None:
         """Make a visit once more that another worker has made, and write the states it led to."""
         self._visited(unpacked(down), visit)
-        self.draft.write()
+        self.pending.write()
         if over:  # the round of that visit is
-            self.draft.keep()
+            self.pending.keep()
 
     def write(self) -> None:
-        self.draft.write()
+        self.pending.write()
 
     def keep(self) -> None:
-        self.draft.keep()
+        self.pending.keep()
 
     def undo(self) -> None:
-        self.draft.undo()
+        self.pending.undo()
 
     def changed(self) -> list[int]:
         """The clients whose states have changed since this was last asked."""
@@ -124,7 +124,7 @@ class Worker:
             shard: collected(exchange.local, down, self.clients, party, setting, key)
             for shard, party in visit.parties.items()
         }
-        self.draft.hold([each for part in parts.values() for each in part.states])
+        self.pending.hold([each for part in parts.values() for each in part.states])
         return parts
 
 
