@@ -28,7 +28,7 @@ def problem(N: int) -> ud.Quadratic:
     return ud.Quadratic(torch.eye(10).expand(N, 10, 10), torch.randn(N, 10, generator=random))
 
 
-def visits(on: ud.Quadratic, size: int, timed: bool) -> int:
+def visits(on: ud.Quadratic, size: int, timed: bool, at_work: int | None = None) -> int:
     """Carry out about VISITS visits, `size` to an update; how many they were."""
     run = ud.run(
         ud.FedAvg(),
@@ -38,7 +38,7 @@ def visits(on: ud.Quadratic, size: int, timed: bool) -> int:
         local=ud.Local(steps=2, lr=0.1),
         engine="events" if timed else "batched",
         population=POPULATION if timed else None,
-        server=ud.Buffer(size, concurrency=4 * size) if timed else None,
+        server=ud.Buffer(size, concurrency=at_work or 4 * size) if timed else None,
         evaluate_every=VISITS,
     )
     return sum(len(r.clients) for r in run.history)
@@ -71,6 +71,7 @@ def main() -> None:
     for size in (1, 5, 50):
         settings[f"batched, cohorts of {size}"] = lambda size=size: visits(few, size, False)
         settings[f"events, a buffer of {size}"] = lambda size=size: visits(few, size, True)
+    settings["events, a buffer of 1, 20 at work"] = lambda: visits(few, 1, True, 20)
     settings["events, a buffer of 50, 1,000,000 clients"] = lambda: visits(many, 50, True)
     rates = a_minute(settings)
     for name, rate in rates.items():

@@ -81,11 +81,13 @@ def choose(
     engine: "str | Choice" = "auto",
     chunk: int | None = None,
     workers: int | None = None,
+    together: int | None = None,
 ) -> Choice:
     """The engine that suits a run: as asked for, or by what the model is and how long a step takes.
 
     Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
-    chunks, compiled if the run is long enough to repay it.  The choice is logged at INFO.
+    chunks, compiled if the run is long enough to repay it.  `together`: how many there are to compute at once, a cohort
+    if None.  The choice is logged at INFO.
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
@@ -111,7 +113,7 @@ def choose(
             workers = torch.get_num_threads()
         choice = Choice(name, workers=workers)
     else:
-        chunk = chunk or min(most, _cohort(problem, participation))
+        chunk = chunk or min(most, together or _cohort(problem, participation))
         choice = Choice(name, chunk)
         if engine == "auto" and _repays(choice, problem, rounds, participation, local):
             choice = Choice("compiled", chunk, since=2)
