@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,8 @@ SLOW = ud.Population(pace=ud.Table([3.0, 2.0, 5.0, 9.0, 7.0, 4.0]), link=ud.Link
     ({"server": ud.Deadline(1.0, minimum=7)}, "minimum=7 of 6"),
     ({"server": ud.Deadline(5.9), "population": SLOW}, "fastest, client 1, needs 6 s"),
     ({"server": ud.Deadline(3.9), "population": SLOW, "local": ud.Local(steps=(1, 9))}, "client 1, needs 4 s"),
+    ({"server": ud.Deadline(1.9), "population": replace(SLOW, jitter=3.0)}, "client 1, needs at least, however lucky, 2 s"),
+    ({"server": ud.Deadline(5.9), "population": replace(SLOW, dropout=ud.Dropout(0.9))}, "fastest, client 1, needs 6 s"),
     ({"population": ud.Population(pace=ud.Table([1.0, 2.0]))}, "table of pace has 2 values for 6 clients"),
     ({"server": ud.Buffer(2), "algorithm": ud.Mime()}, "mime crosses the wire several times"),
     ({"server": ud.Buffer(2), "algorithm": ud.BVRLSGD(period=3)}, "bvr-l-sgd crosses the wire"),
@@ -362,12 +365,28 @@ def test_what_cannot_work_is_refused_at_the_start(chosen: Any, message: str) -> 
 
 def test_a_deadline_that_somebody_can_meet_is_accepted() -> None:
     rounds(server=ud.Deadline(6.0), population=SLOW)
+    rounds(server=ud.Deadline(5.9), population=replace(SLOW, jitter=0.1))
     rounds(server=ud.Deadline(4.0), population=SLOW, local=ud.Local(steps=(1, 9)))
     budget = ud.Population(pace=3.0, budget=3.0)
     assert (
         rounds(server=ud.Deadline(3.0), population=budget, local=ud.Local(steps=9))[0].timing.steps
         == (1,) * 6
     )
+
+
+def test_a_deadline_is_checked_with_every_client_of_a_large_population() -> None:
+    """The only one that can meet it is far back."""
+    N = 20_000
+    problem = ud.Quadratic(torch.ones(N, 1, 1), torch.zeros(N, 1))
+    paces = [9.0] * (N - 1) + [1.0]
+    same: Any = {"rounds": 1, "participation": ud.Uniform(2), "local": ud.Local(steps=2)}
+    for table, message in ((paces, None), (paces[::-1][1:] + [1.5], f"client {N - 1}, needs 3 s")):
+        population = ud.Population(pace=ud.Table(table))
+        if message is None:
+            ud.rounds(ud.FedAvg(), problem, server=ud.Deadline(2.0), population=population, **same)
+            continue
+        with pytest.raises(ud.InvalidInput, match=message):
+            ud.rounds(ud.FedAvg(), problem, server=ud.Deadline(2.0), population=population, **same)
 
 
 # a bad client

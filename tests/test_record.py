@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -89,6 +90,36 @@ def test_a_run_whose_reader_goes_away_goes_on(rounds: int, whole: Path, tmp_path
     assert not (folder / "result.json").exists()
     assert Checkpoints(folder / "checkpoints").rounds()[0] == rounds  # the last whole round is kept
     assert same(finished(folder), whole)
+
+
+def test_visits_still_out_are_told_until_the_run_goes_on(tmp_path: Path) -> None:
+    """They are recorded as far as they came; a run that is made longer records how they ended instead."""
+    method = "scaffold, late"
+    short = replace(settings(method), rounds=25)
+    folders = [tmp_path / name for name in ("short", "longer", "whole")]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders[:2]:
+        for _ in recorded(folder, short):
+            pass
+    lines = list(read_lines(folders[0] / "visits.jsonl"))
+    out = [line for line in lines if line["fate"] == "still out"]
+    end = list(read_lines(folders[0] / "metrics.jsonl"))[-1]
+    assert len(out) == end["timing"]["in_flight"] > 0
+    for line in out:
+        assert line["dispatched"] <= line["begins"] <= line["ends"] <= line["returns"]
+        assert line["returns"] == end["virtual_seconds"]
+    assert sorted(line["order"] for line in lines) == list(range(1, len(lines) + 1))
+    for folder in folders[1:]:
+        for _ in recorded(folder, settings(method)):
+            pass
+    assert same(folders[1], folders[2])
+    visits = [(folder / "visits.jsonl").read_bytes() for folder in folders[1:]]
+    assert visits[0] == visits[1] and visits[0].count(b"still out") > 0
+    again = (folders[0] / "visits.jsonl").read_bytes()
+    for _ in recorded(folders[0], short):  # finished already: there is nothing to do but to end
+        raise AssertionError
+    assert (folders[0] / "visits.jsonl").read_bytes() == again
 
 
 def test_two_checkpoints_are_kept_and_what_they_need(whole: Path) -> None:

@@ -307,6 +307,42 @@ def test_parameters_of_the_experiment_that_are_not_swept_stay(tmp_path):
     assert best.baseline == "mine"
 
 
+def test_a_trial_that_nobody_is_left_in_is_said(tmp_path, capsys):
+    """In virtual time a population may fall empty: the trial has failed, the sweep goes on."""
+    (tmp_path / "trace.csv").write_text(
+        "client,from,to\n" + "".join(f"{i},0,{30 * (1 + i % 2)}\n" for i in range(6))
+    )
+    away = {"kind": "trace", "path": str(tmp_path / "trace.csv")}
+    e = experiment(
+        "fedavg",
+        engine="auto",
+        rounds=8,
+        population={"pace": 1.0, "availability": away},
+        server={"kind": "buffer", "size": 2},
+    )
+    plan = Plan(Space("work", common={"local.steps": (2, 25)}))
+    swept(e, plan, tmp_path / "sweep")
+    (fedavg,) = found(planned(e, plan), tmp_path / "sweep")
+    assert [t.outcome.state for t in fedavg.trials] == ["done", "deserted"]
+    assert "nobody is left" in fedavg.trials[1].outcome.reason
+    assert "deserted" in capsys.readouterr().out
+
+
+def test_parameters_of_a_method_within_a_method(tmp_path):
+    words = {"method": [{"name": "autonomous-fedgm", "schedule": {"eta": [1.0, 4.0], "nu": [0.7]}}]}
+    space = space_from(words, "nested")
+    assert space_from(space_words(space), "nested") == space
+    schedule = {"name": "fedgm", "beta": 0.5}
+    e = experiment(algorithms={"autonomous-fedgm": {"schedule": schedule}})
+    trials = list(run_sweep(e, Plan(space), tmp_path))
+    assert [t.chosen["schedule.eta"] for t in trials] == [1.0, 4.0]
+    for trial in trials:
+        made = with_methods(e, {"it": trial.words}).methods["it"].make()
+        assert made.schedule == ud.FedGM(eta=trial.chosen["schedule.eta"], beta=0.5, nu=0.7)
+    with pytest.raises(InvalidInput, match="unknown parameter of fedavg: 'schedule.eta'"):
+        searches(experiment("fedavg"), Plan(Space("s", common={"schedule.eta": (1.0,)})))
+
+
 def test_what_diverges_is_pruned_and_said(tmp_path, capsys):
     space = Space(
         "steep",

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 from undrift.errors import InvalidInput
 from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, generator
+from undrift.keyed import Key, Purpose, stream
 
 Window: TypeAlias = tuple[float, float]  # from, to; (inf, inf): never again
 
@@ -76,7 +76,7 @@ class Chance:
     def _slots(self, seed: int, client: int, first: int) -> Iterator[tuple[int, bool]]:
         """Every slot from the first on, and whether the client is there."""
         for block in count(first // BLOCK):
-            drawn = generator(Purpose.PRESENCE, Key(seed, block), client).random(BLOCK)
+            drawn = stream(Purpose.PRESENCE, Key(seed, block), client).random(BLOCK)
             for slot, u in enumerate(drawn.tolist(), start=block * BLOCK):
                 if slot >= first:
                     yield slot, u < self.q
@@ -111,7 +111,7 @@ class Daily:
     def window(self, seed: int, client: int, time: float) -> Window:
         ahead = 0.0
         if self.spread:
-            u = generator(Purpose.PRESENCE, Key(seed, 0), client).random()
+            u = stream(Purpose.PRESENCE, Key(seed, 0), client).random()
             ahead = self.spread * HOUR * float(u)
         length = (self.end - self.begin) % 24 * HOUR
         opens = self.begin * HOUR - ahead

@@ -13,6 +13,7 @@ of steps, say) are columns, `[1]` or `[S, 1]`.  The algebra is the same, so a me
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, dataclass_transform
 
 from torch import Tensor
@@ -47,18 +48,36 @@ def tensors(message: Any) -> list[Tensor]:
     >>> tensors((torch.zeros(2), None, (torch.ones(1),)))
     [tensor([0., 0.]), tensor([1.])]
     """
+    found: list[Tensor] = []
+    _collect(message, found)
+    return found
+
+
+def _collect(message: Any, found: list[Tensor]) -> None:
     if isinstance(message, Tensor):
-        return [message]
-    if is_dataclass(message):
-        message = tuple(getattr(message, f.name) for f in fields(message))
-    if isinstance(message, tuple):
-        return [t for part in message for t in tensors(part)]
+        found.append(message)
+        return
     if message is None:
-        return []
+        return
+    names = _names(type(message))
+    if names is not None:
+        for name in names:
+            _collect(getattr(message, name), found)
+        return
+    if isinstance(message, tuple):
+        for part in message:
+            _collect(part, found)
+        return
     raise TypeError(
         f"records hold tensors, tuples of them or None, got {type(message).__name__}: "
         "a number that travels belongs in a tensor, so that its bytes are counted"
     )
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a record; looked up once, for records are taken apart several times a round."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
 
 
 def check_records(*messages: Any) -> None:
@@ -83,9 +102,9 @@ def rebuild(message: T, replaced: Any) -> T:
     message_: Any = message
     if isinstance(message_, Tensor):
         return next(replaced)
-    if is_dataclass(message_):
-        parts = [rebuild(getattr(message_, f.name), replaced) for f in fields(message_)]
-        return type(message_)(*parts)  # pyright: ignore[reportReturnType]
+    names = _names(type(message_))
+    if names is not None:
+        return type(message_)(*[rebuild(getattr(message_, name), replaced) for name in names])
     if isinstance(message_, tuple):
         return tuple(rebuild(part, replaced) for part in message_)  # pyright: ignore[reportReturnType]
     return message

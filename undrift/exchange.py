@@ -1,6 +1,7 @@
 """Carrying out one exchange: send, visit, check, average, update; bytes booked where they cross the wire."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.core import Cohort, Exchange, map_tensors, nbytes, rebuild, tensors
-from undrift.engines import Engine
+from undrift.engines import Engine, Results
 from undrift.errors import Diverged, MethodFailure
 from undrift.keyed import Key
 from undrift.problems import Problem
@@ -58,6 +59,15 @@ class Traffic:
         )
 
 
+def finite(t: Tensor) -> bool:
+    """Whether all numbers are finite: where their sum is they are, which takes less to see than each of them.
+
+    >>> finite(torch.tensor([1.0, torch.nan])), finite(torch.tensor([3e38, 3e38]))
+    (False, True)
+    """
+    return math.isfinite(float(t.sum())) or bool(t.isfinite().all())
+
+
 class RunningSum:
     """The weighted sum of records, added row by row in a fixed order: the same bits for any chunking."""
 
@@ -88,7 +98,7 @@ class RunningSum:
         """
         before = None if self.sums is None else [total.clone() for total in self.sums], self.weight
         self.add(rows, range(len(weights)), weights)
-        if all(bool(total.isfinite().all()) for total in self.sums or ()):
+        if all(map(finite, self.sums or ())):
             return True
         self.sums, self.weight = before
         return False
@@ -129,13 +139,13 @@ def carry_out(
     """One exchange with clients that are visited here: send, visit, check, average, update."""
 
     def collect(down: Any) -> list[Part]:
-        return [collected(exchange.local, down, states, party, setting, key)]
+        return [visited(exchange.local, down, states, party, setting, key)]
 
     return concluded(exchange, server, party, setting, key, collect)
 
 
 @torch.no_grad()
-def collected(
+def visited(
     local: Callable[[Any, Any, Work], tuple[Any, Any]],
     down: Any,
     states: ClientStates,
@@ -144,20 +154,27 @@ def collected(
     key: Key,
 ) -> Part:
     """Visit clients, check what they answer, add it up."""
-    problem = setting.problem
+    problem, solver = setting.problem, setting.solver
     steps = dict(zip(party.clients, party.steps, strict=True))
-    weight_of = dict(zip(party.clients, party.weights, strict=True))
 
     def lend(clients: Sequence[int], single: bool) -> Work:
-        return Work(problem, setting.solver, clients, [steps[i] for i in clients], key, single)
+        return Work(problem, solver, clients, [steps[i] for i in clients], key, single)
 
+    results = setting.engine(local, down, states, party.clients, lend, setting.chunk)
+    return collected(results, states, party, problem, key.round)
+
+
+@torch.no_grad()
+def collected(
+    results: Results, states: ClientStates, party: Party, problem: Problem, t: int
+) -> Part:
+    """Check what clients answered, add it up."""
+    weight_of = dict(zip(party.clients, party.weights, strict=True))
     ups, traffic = RunningSum(), Traffic()
     present: list[int] = []
     new_states: States = []
-    for clients, up, client in setting.engine(
-        local, down, states, party.clients, lend, setting.chunk
-    ):
-        states.check(client, f"round {key.round}")
+    for clients, up, client in results:
+        states.check(client, f"round {t}")
         weights = [weight_of[i] for i in clients]
         fit = _fit(up, client, len(clients), problem.x0)
         if fit and _finite(client) and ups.add_all(up, weights):
@@ -186,7 +203,24 @@ def concluded(
     """One exchange whose visits `collect` makes, wherever they take place; parts are added in the order given."""
     t = key.round
     down, size = _stage("send", t, lambda: _sized(exchange.send(server)))
-    part = _joined(collect(down))
+    parts = collect(down)
+    outcome = stepped(exchange.update, server, parts, party, setting.problem, setting.solver, t)
+    sent = Traffic(bytes_down=size * len(party.clients))
+    return replace(outcome, traffic=sent + outcome.traffic)
+
+
+@torch.no_grad()
+def stepped(
+    update: Callable[[Any, Any, Cohort], Any],
+    server: Any,
+    parts: Sequence[Part],
+    party: Party,
+    problem: Problem,
+    solver: Solver,
+    t: int,
+) -> Outcome:
+    """The server's step on what came."""
+    part = _joined(parts)
     for i in part.traffic.left_out:
         log.warning("round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i)
     if not part.clients:
@@ -198,14 +232,14 @@ def concluded(
         )
     mean = map_tensors(lambda total: total / part.weight, part.total)
     position = {i: j for j, i in enumerate(party.clients)}
-    cohort = _cohort(setting, party, sorted(position[i] for i in part.clients), t)
-    updated = _stage("update", t, lambda: exchange.update(server, mean, cohort))
-    if not all(bool(v.isfinite().all()) for v in tensors(updated)):
+    present = sorted(position[i] for i in part.clients)
+    cohort = _cohort(problem, solver, party, present, t)
+    updated = _stage("update", t, lambda: update(server, mean, cohort))
+    if not all(map(finite, tensors(updated))):
         raise Diverged(
             f"round {t}: the server's state would become NaN or Inf; a smaller lr may help", t, None
         )
-    sent = Traffic(bytes_down=size * len(party.clients))
-    return Outcome(updated, part.states, sent + part.traffic)
+    return Outcome(updated, part.states, part.traffic)
 
 
 def _joined(parts: Sequence[Part]) -> Part:
@@ -229,25 +263,23 @@ def _sized(message: Any) -> tuple[Any, int]:
     return message, nbytes(message)
 
 
-def _cohort(setting: Setting, party: Party, present: Sequence[int], t: int) -> Cohort:
-    weights = torch.tensor([party.weights[j] for j in present], dtype=torch.float64)
+def _cohort(
+    problem: Problem, solver: Solver, party: Party, present: Sequence[int], t: int
+) -> Cohort:
+    ages = party.staleness or [0] * len(party.clients)
+    rows = ([each[j] for j in present] for each in (party.weights, party.steps, ages))
+    weights, steps, staleness = torch.tensor([*rows], dtype=torch.float64)
     weights = weights / weights.sum()
-    steps = torch.tensor([party.steps[j] for j in present], dtype=torch.float64)
     return Cohort(
         round=t,
         S=len(present),
-        N=setting.problem.N,
+        N=problem.N,
         share=sum(party.share[j] for j in present),
         weights=weights,
-        staleness=_staleness(party, present),
-        lr=setting.solver.lr,
+        staleness=staleness,
+        lr=solver.lr,
         K=float(weights @ steps),
     )
-
-
-def _staleness(party: Party, present: Sequence[int]) -> Tensor:
-    ages = [0 if party.staleness is None else party.staleness[j] for j in present]
-    return torch.tensor(ages, dtype=torch.float64)
 
 
 def _fit(up: Any, client: Any, count: int, x: Tensor) -> bool:

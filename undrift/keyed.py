@@ -6,6 +6,7 @@ which is why engines agree, chunks do not matter and a resumed run goes on with 
 
 from dataclasses import dataclass
 from enum import IntEnum
+from threading import local
 
 import numpy as np
 
@@ -51,24 +52,31 @@ def generator(purpose: Purpose, key: Key, client: int = 0) -> np.random.Generato
     )
 
 
-class Streams:
-    """The streams of many clients under one key: what `generator` gives, without making a generator for each.
+class _Reused(local):
+    """A generator of each thread, with views of the words that fix its stream."""
 
-    A stream must be read to its end before the next one is asked for.
+    def __init__(self) -> None:
+        self.random = np.random.Generator(np.random.Philox(key=0))
+        self.bits = self.random.bit_generator
+        self.start = self.bits.state
+        self.key, self.counter = self.start["state"]["key"], self.start["state"]["counter"]
 
-    >>> streams, key = Streams(Purpose.NOISE, Key(seed=1, round=2)), Key(seed=1, round=2)
-    >>> bool(streams.of(3).standard_normal() == generator(Purpose.NOISE, key, 3).standard_normal())
+
+_reused = _Reused()
+
+
+def stream(purpose: Purpose, key: Key, client: int = 0) -> np.random.Generator:
+    """The stream that `generator` gives, ten times sooner, in an object that the thread's next call takes over.
+
+    So it must be read before the next one is asked for.
+
+    >>> key = Key(seed=1, round=2)
+    >>> bool(stream(Purpose.NOISE, key, 3).random() == generator(Purpose.NOISE, key, 3).random())
     True
     """
-
-    def __init__(self, purpose: Purpose, key: Key):
-        self._random = generator(purpose, key)
-        self._bits = self._random.bit_generator
-        self._start = self._bits.state
-        self._client = self._start["state"]["counter"][2:3]  # a view: the counter's third word
-
-    def of(self, client: int) -> np.random.Generator:
-        """The stream of a client, from its beginning."""
-        self._client[0] = client
-        self._bits.state = self._start
-        return self._random
+    mine = _reused
+    mine.key[0], mine.key[1] = key.seed, purpose
+    mine.counter[1] = (key.exchange << 32) + key.loop
+    mine.counter[2], mine.counter[3] = client, key.round
+    mine.bits.state = mine.start
+    return mine.random

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from undrift.errors import InvalidInput
 from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, generator
+from undrift.keyed import Key, Purpose, stream
 from undrift.work import Solver
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Local:
     def count(self, problem: "Problem", key: Key, clients: Sequence[int]) -> list[int]:
         """How many steps each of these clients makes in this round."""
         if isinstance(self.steps, Geometric):
-            coin = generator(Purpose.STEPS, Key(key.seed, key.round))
+            coin = stream(Purpose.STEPS, Key(key.seed, key.round))
             return [int(coin.geometric(self.steps.p))] * len(clients)
         if self.steps is not None:
             return [_number(self.steps, key, i) for i in clients]
@@ -126,7 +126,7 @@ def _number(numbers: int | Sequence[int] | tuple[int, int], key: Key, client: in
     if isinstance(numbers, int):
         return numbers
     if isinstance(numbers, tuple):
-        random = generator(Purpose.STEPS, Key(key.seed, key.round), client)
+        random = stream(Purpose.STEPS, Key(key.seed, key.round), client)
         return int(random.integers(numbers[0], numbers[1] + 1))
     return int(numbers[client])
 

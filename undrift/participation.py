@@ -9,7 +9,7 @@ import numpy as np
 
 from undrift.errors import InvalidInput
 from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, generator
+from undrift.keyed import Key, Purpose, stream
 
 Weights: TypeAlias = Sequence[float] | np.ndarray
 
@@ -53,7 +53,7 @@ class Uniform:
         _at_most(self.S, N, "Uniform")
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
-        random = generator(Purpose.COHORT, Key(seed, round))
+        random = stream(Purpose.COHORT, Key(seed, round))
         chosen = random.choice(len(weights), self.S, replace=False)
         return Draw(tuple(sorted(int(i) for i in chosen)))
 
@@ -82,7 +82,7 @@ class Weighted:
         check_value("Weighted", "S", self.S, int, within="[1, inf)")
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
-        random = generator(Purpose.COHORT, Key(seed, round))
+        random = stream(Purpose.COHORT, Key(seed, round))
         p = np.asarray(weights, dtype=np.float64)
         drawn = random.choice(len(p), self.S, p=p / p.sum())
         clients, counts = np.unique(drawn, return_counts=True)
@@ -99,7 +99,7 @@ class Bernoulli:
         check_value("Bernoulli", "q", self.q, float, within="(0, 1]")
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
-        random = generator(Purpose.COHORT, Key(seed, round))
+        random = stream(Purpose.COHORT, Key(seed, round))
         comes = random.random(len(weights)) < self.q
         return Draw(tuple(np.flatnonzero(comes).tolist()))
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from undrift.availability import Always, Availability
 from undrift.errors import InvalidInput
 from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, generator
+from undrift.keyed import Key, Purpose, stream
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Population:
         """What a client is like; the same whenever it is asked."""
         z, u = (0.0,) * 4, 0.0
         if self._drawn:
-            random = generator(Purpose.DEVICE, Key(seed, 0), client)
+            random = stream(Purpose.DEVICE, Key(seed, 0), client)
             z, u = random.standard_normal(4).tolist(), float(random.random())
         found = [_of(value, client, z[j], u) for j, value in enumerate(self._values.values())]
         return Device(*found)
@@ -259,7 +259,7 @@ class Population:
         """Of one visit: the factor of its pace, and whether the client vanishes before or after the work."""
         if not self._lucky:
             return 1.0, False, False
-        random = generator(Purpose.VISIT, Key(seed, visit), client)
+        random = stream(Purpose.VISIT, Key(seed, visit), client)
         factor = math.exp(self.jitter * float(random.standard_normal()))
         before, after = random.random(2).tolist()
         return factor, before < self.dropout.before, after < self.dropout.after

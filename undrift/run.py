@@ -252,6 +252,7 @@ def rounds(
         engine=engine,
         chunk=chunk,
         workers=workers,
+        together=server.at_work if isinstance(server, Buffer) else None,
     )
     x = _x0(problem, x0)
     fresh = State(0, algorithm.server(x), ClientStates(algorithm.client(x)))

@@ -27,12 +27,18 @@ class Solver:
     clip: float | None = None
 
 
+class NoCommonRound(Exception):
+    """A method asked for the round where clients of several are computed together."""
+
+
 class Work:
     """One visit of one client, or of a whole cohort at once (vectors `[S, D]`).
 
     t     the round, from 1 (0 in a first contact)
     lr    the local step size of this round
     K     how many steps each client makes: a column, `[1]` or `[S, 1]`
+
+    In virtual time clients of one computation may work on models of different rounds, which are then given apart.
     """
 
     def __init__(
@@ -43,15 +49,23 @@ class Work:
         steps: Sequence[int],
         key: Key,
         single: bool,
+        rounds: Sequence[int] | None = None,  # each client's own, where they differ
     ):
         self.problem, self.solver, self.clients = problem, solver, clients
-        self.t, self.lr = key.round, solver.lr
+        self.lr, self.rounds = solver.lr, rounds
+        self._t: Any = key.round
         self._steps, self._key, self._single = list(steps), key, single
         self._minibatches: Any = None
         self._momentum: Tensor | None = None
         self._k: int | None = None  # the step, inside a loop
         self.runner: Runner | None = None  # how steps are made, where not in turn
         self.K = self._column(steps)
+
+    @property
+    def t(self) -> int:
+        if self.rounds is not None:
+            raise NoCommonRound
+        return self._t
 
     def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
         """Carry values through `step`, each time on the next minibatch; returns what it carried last.
@@ -60,7 +74,7 @@ class Work:
         are while others go on.  A second loop in the same visit draws minibatches of its own.
         """
         K = self._steps if steps is None else [steps] * len(self.clients)
-        self._minibatches = self.problem.draw(self._key, self.clients, K, self.solver.batch)
+        self._minibatches = self._drawn(K)
         self._key = replace(self._key, loop=self._key.loop + 1)
         self._momentum = None
         carried = (self.runner or in_turn)(self, step, start, K)
@@ -103,12 +117,18 @@ class Work:
         """
         ones: Any = _Ones(self.K.new_zeros(1))
         solver = replace(self.solver, weight_decay=0.0, clip=None)
-        return Work(ones, solver, self.clients, self._steps, self._key, self._single)
+        return Work(ones, solver, self.clients, self._steps, self._key, self._single, self.rounds)
 
     @property
     def zero(self) -> Tensor:
         """The number 0 of every client, as a column: where `unit` starts."""
         return 0 * self.K
+
+    def _drawn(self, K: Sequence[int]) -> Any:
+        problem: Any = self.problem
+        if self.rounds is None:
+            return problem.draw(self._key, self.clients, K, self.solver.batch)
+        return problem.draw_each(self._key, self.rounds, self.clients, K, self.solver.batch)
 
     def _decayed(self, g: Tensor, y: Tensor) -> Tensor:
         return g + self.solver.weight_decay * y if self.solver.weight_decay else g
@@ -141,6 +161,9 @@ class _Ones:
         self.x0 = x0
 
     def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: Any) -> None:
+        return None
+
+    def draw_each(self, *given: Any) -> None:
         return None
 
     def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:

@@ -11,6 +11,7 @@ from undrift import __version__
 from undrift.cli.about import list_all
 from undrift.cli.doctor import doctor
 from undrift.cli.reports import report
+from undrift.cli.reproduce import reproduce
 from undrift.cli.runs import compare, resume, run
 from undrift.cli.sweeps import sweep
 from undrift.errors import Diverged, InvalidInput
@@ -40,6 +41,7 @@ for name, command in {
     "resume": resume,
     "report": report,
     "sweep": sweep,
+    "reproduce": reproduce,
     "list": list_all,
     "doctor": doctor,
 }.items():

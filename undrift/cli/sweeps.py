@@ -181,11 +181,14 @@ def table(sweep: Sweep, results: Sequence[Found]) -> Table:
     made = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("method", "best parameters", sweep.figure):
         made.add_column(heading)
-    for heading in ("done", "pruned", "diverged"):
+    states = ["done", "pruned", "diverged"]
+    if any(result.count("deserted") for result in results):
+        states.append("deserted")  # in virtual time: nobody was left
+    for heading in states:
         made.add_column(heading, justify="right")
     for result in results:
         best = result.best
-        counts = [str(result.count(state)) for state in ("done", "pruned", "diverged")]
+        counts = [str(result.count(state)) for state in states]
         if best is None:
             made.add_row(result.search.label, "none", "", *counts)
             continue

@@ -15,7 +15,7 @@ from undrift.engines.sequential import sequential, side_by_side
 from undrift.states import ClientStates
 from undrift.work import Work
 
-__all__ = ["Choice", "Engine", "choose", "engine_of"]
+__all__ = ["Choice", "Engine", "Results", "choose", "engine_of"]
 
 Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
 Results: TypeAlias = Iterator[tuple[Sequence[int], Any, Any]]

@@ -6,7 +6,7 @@ from typing import Any
 from undrift.core import check_records, map_tensors
 from undrift.errors import MethodFailure
 from undrift.states import ClientStates
-from undrift.work import Runner, Work
+from undrift.work import NoCommonRound, Runner, Work
 
 
 def batched(
@@ -20,12 +20,21 @@ def batched(
     """Visit clients `chunk` at a time."""
     # A batch of one goes through other kernels (matrix times vector) with other rounding.  So a lone client is
     # computed twice over, and a chunk of any size gives the same bits.
-    yield from in_chunks(local, down, states, clients, lend, chunk, rows=lambda n: max(n, 2))
+    yield from in_chunks(local, same(down), states, clients, lend, chunk, rows=at_least_two)
+
+
+def at_least_two(n: int) -> int:
+    return max(n, 2)
+
+
+def same(down: Any) -> Callable[[Sequence[int]], Any]:
+    """One message for all clients, as a row for each."""
+    return lambda clients: map_tensors(lambda t: t.expand(len(clients), *t.shape), down)
 
 
 def in_chunks(
     local: Callable[[Any, Any, Work], tuple[Any, Any]],
-    down: Any,
+    downs: Callable[[Sequence[int]], Any],
     states: ClientStates,
     clients: Sequence[int],
     lend: Callable[[Sequence[int], bool], Work],
@@ -41,13 +50,14 @@ def in_chunks(
         work = lend(here, False)
         work.runner = runner
         try:
-            spread = map_tensors(lambda t: t.expand(len(here), *t.shape), down)  # noqa: B023 (used at once)
-            up, client = local(spread, states.gather(here), work)
+            up, client = local(downs(here), states.gather(here), work)
             if len(here) > count:
                 up, client = (map_tensors(lambda t: t[:count], each) for each in (up, client))  # noqa: B023
             check_records(up, client)
+        except NoCommonRound:
+            raise
         except Exception as error:
-            where = f"clients {_some(ids)}, round {work.t}, stage local"
+            where = f"clients {_some(ids)}, round {_some(work.rounds or [work.t])}, stage local"
             raise MethodFailure(
                 f"{where}: {type(error).__name__}: {error} (engine='sequential' names the client)"
             ) from error

@@ -108,11 +108,13 @@ def choose(
     engine: "str | Choice" = "auto",
     chunk: int | None = None,
     workers: int | None = None,
+    together: int | None = None,
 ) -> Choice:
     """The engine that suits a run: as asked for, or by what the model is and how long a step takes.
 
     Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
-    chunks, compiled if the run is long enough to repay it.  The choice is logged at INFO.
+    chunks, compiled if the run is long enough to repay it.  `together`: how many there are to compute at once, a cohort
+    if None.  The choice is logged at INFO.
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
@@ -130,7 +132,7 @@ def choose(
         check_possible(engine.engine, problem)
         return engine
     else:
-        choice = in_process(problem, rounds, participation, local, engine, chunk, workers)
+        choice = in_process(problem, rounds, participation, local, engine, chunk, workers, together)
     log.info("engine: %s", choice)
     return choice
 
@@ -143,6 +145,7 @@ def in_process(
     engine: str = "auto",
     chunk: int | None = None,
     workers: int | None = None,
+    together: int | None = None,
 ) -> Choice:
     """The engine that suits a run in one process."""
     name = engine
@@ -158,7 +161,7 @@ def in_process(
         if engine == "auto" and not alone and workers is None and torch.get_num_threads() > 1:
             workers = torch.get_num_threads()
         return Choice(name, workers=workers)
-    chunk = chunk or min(most, cohort_of(problem, participation))
+    chunk = chunk or min(most, together or cohort_of(problem, participation))
     choice = Choice(name, chunk)
     if engine == "auto" and _repays(choice, problem, rounds, participation, local):
         choice = Choice("compiled", chunk, since=2)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from undrift.engines.batched import in_chunks
+from undrift.engines.batched import in_chunks, same
 from undrift.engines.closures import replaced
 from undrift.engines.program import Layout, compile_step
 from undrift.states import ClientStates
@@ -39,7 +39,7 @@ def compiled(
     compiler = compiler_of(lend(clients[:1], True).problem)
     # few numbers of rows, because each is another program: the chunk, or a power of two below it
     rows = lambda n: min(max(chunk, 2), max(2, 1 << (n - 1).bit_length()))
-    yield from in_chunks(local, down, states, clients, lend, chunk, rows, compiler.run)
+    yield from in_chunks(local, same(down), states, clients, lend, chunk, rows, compiler.run)
 
 
 class Refused(Exception):
@@ -186,7 +186,7 @@ class Program:
             numbers, K = [next(it) for _ in inside.numbers], next(it)
             resident = [next(it) for _ in problem.resident()]
             twin: Any = copy(work)
-            twin.lr, twin.t, twin.K, twin._k = lr, t, K, 0
+            twin.lr, twin._t, twin.K, twin._k = lr, t, K, 0
             twin.problem = _OnInputs(
                 problem, resident, [None if x is None else next(it) for x in minibatch]
             )

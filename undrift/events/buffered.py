@@ -11,7 +11,7 @@ from undrift.events.ahead import Ahead
 from undrift.events.clock import Clock, Made
 from undrift.events.cohorts import Cohorts
 from undrift.events.flight import Visit
-from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
+from undrift.exchange import Outcome, Party, Traffic, collected, stepped
 from undrift.keyed import Key
 from undrift.run import State, exchanges_in
 from undrift.servers import Buffer, Synchronous
@@ -112,8 +112,7 @@ class Buffered:
             staleness=[t - 1 - v.version for v in used],
         )
         self.ahead.prepare(used)
-        replay = self.ahead.replayed(discount)
-        setting = Setting(plan.problem, replay, len(used), plan.local.solver(t))
-        return carry_out(
-            self._exchange(t), state.server, state.clients, party, setting, Key(plan.seed, t)
-        )
+        answers = self.ahead.taken(party.clients, discount)
+        update, solver = self._exchange(t).update, plan.local.solver(t)
+        part = collected(answers, state.clients, party, plan.problem, t)
+        return stepped(update, state.server, [part], party, plan.problem, solver, t)

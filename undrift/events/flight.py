@@ -7,7 +7,7 @@ is still what it was when it left, and the randomness of its work has a key, so 
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -19,6 +19,7 @@ from undrift.population import Device, Population
 
 ARRIVES, BEFORE, AFTER, LEFT, LATE = "arrives", "lost before", "lost after", "left", "late"
 FATES = (ARRIVES, BEFORE, AFTER, LEFT, LATE)  # stored by number: append, never renumber
+OUT = "still out"  # when the run ended; nothing that lies ahead of it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Visit:
 
     visit        how often the client had been visited before       version   server updates when it was dispatched
     dispatched   <= begins <= ends <= returns, in virtual seconds: sent, computing from, to, answer arrived or lost
-    fate         "arrives", "lost before" or "lost after" the work, "left" (no longer available), "late" (deadline)
+    fate         "arrives", "lost before" or "lost after" the work, "left" (no longer available), "late" (deadline);
+                 in the record of a run "still out" for those that had not returned when it ended
     order        the number of the dispatch                          weight    in the mean, before it is normalised
     """
 
@@ -246,6 +248,23 @@ class InFlight:
             live.tally.used += used > 0
         live.tally.sums = tuple(sums)  # pyright: ignore[reportAttributeAccessIssue]
         return live
+
+
+def still_out(book: InFlight | Flight | None) -> list[Visit]:
+    """The visits that had not returned, as far as they had come."""
+    if book is None:
+        return []
+    live = book if isinstance(book, InFlight) else InFlight.restored(book, None)
+    return [
+        replace(
+            v,
+            fate=OUT,
+            begins=min(v.begins, live.time),
+            ends=min(v.ends, live.time),
+            returns=live.time,
+        )
+        for _, _, v in sorted(live.out)
+    ]
 
 
 def _ints(values: Any) -> Tensor:

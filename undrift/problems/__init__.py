@@ -16,7 +16,9 @@ class Problem(Protocol):
     it cannot be batched, or None; `module(x)`, for `Result.model()`; `batch_bytes(batch)`, what one client's minibatch
     takes while it is computed, from which the batched engine finds its chunk; `twin()`, a copy that
     another thread may use; `not_shared`, why threads cannot compute clients side by side, or None; `reopen()`, which
-    reads the same problem on another machine (engine "ray"), or None.
+    reads the same problem on another machine (engine "ray"), or None; `draw_each(key, rounds, clients, steps, batch)`,
+    `draw` with each client's own round in place of the key's, so that in virtual time clients on different models are
+    computed together.
     For the compiled engine: `pieces`, the sizes of the parameters in a vector; `resident()`, tensors that gradients
     read; `inputs(minibatches, K, batch)`, K tuples of tensors (or None), one a step; `grad_of(y, resident, input)`, the
     gradient as a function of these alone; `not_compiled(input)`, why it cannot be, or None.

@@ -1,7 +1,7 @@
 """Which samples, which dropped units and which crops make up the minibatches of a visit: all drawn by key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift.data.augment import CropFlip
 from undrift.data.partition import Parts
-from undrift.keyed import Key, Purpose, Streams
+from undrift.keyed import Key, Purpose, stream
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,12 @@ def draw(
     batch: int | None,
     seeded: bool,
     augment: CropFlip | None,
+    rounds: Sequence[int] | None = None,
 ) -> Minibatches:
-    """The minibatches of these clients: pass after pass over a client's data, each in a new order."""
+    """The minibatches of these clients: pass after pass over a client's data, each in a new order.
+
+    `rounds` are those of the clients where they are not the key's.
+    """
     sizes = [int(parts.sizes[i]) for i in clients]
     width = max(sizes) if batch is None else min(batch, max(sizes))
     # steps come first in memory, because one step of all clients is what is read at a time
@@ -60,16 +64,16 @@ def draw(
     counts = np.zeros(positions.shape[:2], dtype=np.int64)  # none after a client's last step
     seeds = np.zeros(positions.shape[:2], dtype=np.int64) if seeded else None
     crops = None if augment is None else np.zeros((*positions.shape, 3), dtype=np.int64)
-    orders = Streams(Purpose.MINIBATCH, key)
-    units = Streams(Purpose.DROPOUT, key) if seeded else None
-    cuts = None if augment is None else Streams(Purpose.AUGMENTATION, key)
-    for row, (i, n, K) in enumerate(zip(clients, sizes, steps, strict=True)):
+    rounds = [key.round] * len(clients) if rounds is None else rounds
+    for row, (i, t, n, K) in enumerate(zip(clients, rounds, sizes, steps, strict=True)):
         size = n if batch is None else min(batch, n)
-        _one(positions[:, row], counts[:, row], int(parts.starts[i]), n, K, size, orders, i)
-        if seeds is not None and units is not None:
-            seeds[:K, row] = units.of(i).integers(2**62, size=K)
-        if augment is not None and crops is not None and cuts is not None:
-            crops[:K, row, :size] = augment.draw(cuts.of(i), (K, size))
+        own = replace(key, round=t)
+        _one(positions[:, row], counts[:, row], int(parts.starts[i]), n, K, size, own, i)
+        if seeds is not None:
+            seeds[:K, row] = stream(Purpose.DROPOUT, own, i).integers(2**62, size=K)
+        if augment is not None and crops is not None:
+            drawn = augment.draw(stream(Purpose.AUGMENTATION, own, i), (K, size))
+            crops[:K, row, :size] = drawn
     return Minibatches(
         index[torch.from_numpy(positions)].transpose(0, 1),
         torch.from_numpy(counts).T.to(index.device),
@@ -85,14 +89,14 @@ def _one(
     n: int,
     K: int,
     size: int,
-    orders: Streams,
+    key: Key,
     client: int,
 ) -> None:
     """Fill in one client's minibatches."""
     if size == n:  # the whole of it, whose order does not matter
         positions[:K, :n], counts[:K] = begin + np.arange(n), n
         return
-    random = orders.of(client)
+    random = stream(Purpose.MINIBATCH, key, client)
     full, rest = divmod(n, size)
     a_pass = full + (rest > 0)
     for first in range(0, K, a_pass):

@@ -162,6 +162,19 @@ class ModelProblem:
         seeded = bool(self.flat.dropouts) or self._hidden_randomness
         return draw(self.parts, self.index, key, clients, steps, batch, seeded, self.augment)
 
+    def draw_each(
+        self,
+        key: Key,
+        rounds: Sequence[int],
+        clients: Sequence[int],
+        steps: Sequence[int],
+        batch: int | None,
+    ) -> Minibatches:
+        """The same where every client has a round of its own."""
+        seeded = bool(self.flat.dropouts) or self._hidden_randomness
+        parts, index, augment = self.parts, self.index, self.augment
+        return draw(parts, index, key, clients, steps, batch, seeded, augment, rounds)
+
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
         samples, seeds = minibatches.samples[:, k], minibatches.seeds
         drawn = None if minibatches.augmentation is None else minibatches.augmentation[:, k]

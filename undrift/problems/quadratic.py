@@ -1,6 +1,7 @@
 """Quadratics, where everything is known: the optimum, every limit, every bias."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from undrift.errors import InvalidInput
-from undrift.keyed import Key, Purpose, generator
+from undrift.keyed import Key, Purpose, stream
 from undrift.problems.weights import client_weights
 
 
@@ -75,7 +76,19 @@ class Quadratic:
     def draw(
         self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        return *self._of(clients), self._noise(key, clients, steps) if self.variance else None
+        return self.draw_each(key, [key.round] * len(clients), clients, steps, batch)
+
+    def draw_each(
+        self,
+        key: Key,
+        rounds: Sequence[int],
+        clients: Sequence[int],
+        steps: Sequence[int],
+        batch: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same where every client has a round of its own."""
+        noise = self._noise(key, rounds, clients, steps) if self.variance else None
+        return *self._of(clients), noise
 
     def grad(self, y: Tensor, minibatches: tuple[Tensor, Tensor, Tensor | None], k: int) -> Tensor:
         H, e, noise = minibatches
@@ -130,11 +143,13 @@ class Quadratic:
         which = torch.as_tensor(clients, device=self.H.device)
         return self.H[which], self.e[which]
 
-    def _noise(self, key: Key, clients: Sequence[int], steps: Sequence[int]) -> Tensor:
+    def _noise(
+        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int]
+    ) -> Tensor:
         d = self.H.shape[1]
         noise = np.zeros((len(clients), max(steps), d))
-        for row, (i, K) in enumerate(zip(clients, steps, strict=True)):
-            noise[row, :K] = generator(Purpose.NOISE, key, i).standard_normal((K, d))
+        for row, (i, t, K) in enumerate(zip(clients, rounds, steps, strict=True)):
+            noise[row, :K] = stream(Purpose.NOISE, replace(key, round=t), i).standard_normal((K, d))
         scale = (self.variance / d) ** 0.5
         return torch.as_tensor(scale * noise, dtype=self.H.dtype, device=self.H.device)
 

@@ -13,7 +13,7 @@ import torch
 import undrift
 from undrift.core import Algorithm, exchanges_of
 from undrift.engines import Choice, engine_of
-from undrift.exchange import Part, Party, Setting, collected
+from undrift.exchange import Part, Party, Setting, visited
 from undrift.keyed import Key
 from undrift.ray.wire import Packed, packed, packed_problem, unpacked
 from undrift.states import ClientStates, Pending, half_of_memory
@@ -121,7 +121,7 @@ class Worker:
         engine = engine_of(choice, max(key.round, 1))  # a first contact belongs to round 1
         setting = Setting(self.problem, engine, choice.inner.chunk, visit.solver)
         parts = {
-            shard: collected(exchange.local, down, self.clients, party, setting, key)
+            shard: visited(exchange.local, down, self.clients, party, setting, key)
             for shard, party in visit.parties.items()
         }
         self.pending.hold([each for part in parts.values() for each in part.states])

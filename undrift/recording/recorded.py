@@ -11,7 +11,8 @@ from torch import Tensor
 from undrift.core import Algorithm
 from undrift.engines import Choice
 from undrift.errors import Stopped
-from undrift.events.flight import InFlight
+from undrift.events.clock import PICTURED
+from undrift.events.flight import InFlight, still_out
 from undrift.local import Local
 from undrift.participation import Participation
 from undrift.population import Population
@@ -130,6 +131,11 @@ class _Record:
         if self.saved < self.kept.state.round:
             self.checkpoint(wait=True)
         state, best = self.kept.state, self.kept.best
+        for visit in still_out(
+            state.flight
+        ):  # after the checkpoint: a run that goes on records how they end
+            if visit.order <= PICTURED:
+                self.lines[VISITS].add(asdict(visit))
         _write_model(self.folder / "model.safetensors", problem, state.server.x, state.round)
         if best is not None:
             _write_model(self.folder / "best.safetensors", problem, best.x, best.round)

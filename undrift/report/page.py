@@ -46,10 +46,12 @@ def write_report(
     baseline: str | None = None,
     figure: str | None = None,
     last: int | None = None,
+    claims: Sequence[Mapping[str, str]] = (),
 ) -> Path:
     """Write report.html, curves.png, summary.csv and rounds.csv into `out`; the path of the page.
 
-    `paths` are runs or directories of runs.  The other words are those of `summary`.
+    `paths` are runs or directories of runs.  `claims` are a recipe's, in words: claim, published, recorded, here, holds.
+    The other words are those of `summary`.
     """
     gathered = gather(paths)
     s = summarised(gathered, target=target, baseline=baseline, figure=figure, last=last)
@@ -58,7 +60,7 @@ def write_report(
         "curves.png": picture,
         "summary.csv": summary_csv(s).encode(),
         "rounds.csv": rounds_csv(gathered).encode(),
-        "report.html": page(gathered, s, picture).encode(),
+        "report.html": page(gathered, s, picture, claims).encode(),
     }
     out = Path(out)
     try:
@@ -72,7 +74,9 @@ def write_report(
     return out / "report.html"
 
 
-def page(gathered: Gathered, s: Summary, picture: bytes) -> str:
+def page(
+    gathered: Gathered, s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()
+) -> str:
     """The page's text."""
     script, style = _file("time.js") + _file("page.js"), _file("page.css")
     drawn, time = federations(gathered), virtual_time(gathered, s, _looks(s))
@@ -81,6 +85,7 @@ def page(gathered: Gathered, s: Summary, picture: bytes) -> str:
         answer=[_unbroken(sentence) for sentence in s.answer],
         notes=[_unbroken(note) for note in s.notes],
         title=_title(gathered),
+        claims=claims,
         facts=_facts(gathered),
         figure=s.figure.replace("_", " "),
         quality=number(s.quality, s.figure),

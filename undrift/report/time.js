@@ -10,12 +10,14 @@ const virtualTime = ({ made, drawn, ticks, digits, unitFor, along }, { firsts, h
     "lost before": "lost before it computed", "lost after": "lost after it computed",
     left: "lost: the client left", late: "lost: too late",
   };
+  const OUT = "still out";
 
   function told(first, visit, s) {
     const [dispatched, begins, ends, returns] = visit.times;
     const lines = [`client ${first.clients[visit.row]}, sent out at ${s(dispatched)} with the model of step ${visit.version}`,
       `down ${s(begins - dispatched)}, computing ${s(ends - begins)} (${visit.steps} steps)`];
     if (visit.fate in LOSSES) return [...lines, `${LOSSES[visit.fate]}, at ${s(returns)}`].join("\n");
+    if (visit.fate === OUT) return [...lines, `still out when the run ended, at ${s(returns)}`].join("\n");
     lines[1] += `, up ${s(returns - ends)}`;
     lines.push(visit.used === null ? `back at ${s(returns)}` : `back at ${s(returns)}, used at ${s(visit.used)}: waited ${s(visit.used - returns)}`);
     return lines.join("\n");

@@ -26,7 +26,8 @@ def method_words(
         if path.startswith("local."):
             local[path.removeprefix("local.")] = value
         elif path not in (GAMMA, UNDAMPENED):
-            words[path] = value
+            whole, _, part = path.partition(".")  # schedule.eta is a parameter of a method's part
+            words[whole] = {**words.get(whole, {}), part: value} if part else value
     if UNDAMPENED in chosen:
         made = with_methods(experiment, {label: words}).methods[label].make()
         local["lr"] = float(chosen[UNDAMPENED]) / (1 - made.beta)

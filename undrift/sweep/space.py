@@ -1,7 +1,7 @@
 """A space: which values a method's parameters may take in a search.  It is data, in Python or in TOML.
 
-A parameter is named as in an experiment: "beta" is the method's, "local.lr" its local work's.  Two more names are
-expressions, for papers whose letters are not ours:
+A parameter is named as in an experiment: "beta" is the method's, "local.lr" its local work's, "schedule.eta" that of
+the method which another takes as its schedule.  Two more names are expressions, for papers whose letters are not ours:
 
     "gamma/(lr K)"   the server's step in units of plain averaging: gamma = value * local.lr * K
     "lr (1 - beta)"  the step size of an undampened momentum: local.lr = value / (1 - beta)
@@ -99,7 +99,8 @@ def check_choices(name: str, choices: Mapping[str, Choice]) -> None:
     local = [f"local.{word}" for word in LocalSection.model_fields]
     possible = [e for e, needs in EXPRESSIONS.items() if all(word in own for word in needs)]
     for path in choices:
-        if path not in (*own, *local, *possible):
+        part_of = path.partition(".")[0]  # schedule.eta, of a method that is made of another
+        if path not in (*own, *local, *possible) and part_of not in own:
             raise unknown(f"parameter of {name}:", path, [*own, *local, *possible])
 
 
@@ -177,8 +178,8 @@ def _row(words: Any) -> Row:
 
 def _choices(words: Mapping[str, Any]) -> Iterator[tuple[str, Choice]]:
     for key, value in words.items():
-        if key == "local" and isinstance(value, dict):
-            yield from ((f"local.{word}", _choice(word, each)) for word, each in value.items())
+        if isinstance(value, dict) and not {"low", "high"} & set(value):
+            yield from ((f"{key}.{word}", _choice(word, each)) for word, each in value.items())
         else:
             yield key, _choice(key, value)
 

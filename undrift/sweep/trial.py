@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from undrift.errors import Diverged
+from undrift.errors import Diverged, Stopped
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation
 from undrift.problems.model import ModelProblem
@@ -23,7 +23,7 @@ Metrics = dict[str, float]
 class Outcome:
     """How a trial ended: `qualities`, one a seed, if it is done; else why not."""
 
-    state: Literal["done", "pruned", "diverged"]
+    state: Literal["done", "pruned", "diverged", "deserted"]
     qualities: tuple[float, ...] = ()
     reason: str = ""
 
@@ -76,8 +76,9 @@ def outcome(
                 if watcher.should_prune():
                     reason = f"worse than the median of earlier trials after round {round}"
                     return Outcome("pruned", reason=reason)
-    except Diverged as end:
-        return Outcome("diverged", reason=str(end))
+    except Stopped as end:
+        state = "diverged" if isinstance(end, Diverged) else "deserted"
+        return Outcome(state, reason=str(end))
     return Outcome("done", tuple(sum(values) / len(values) for values in zip(*seen, strict=True)))
 
 
