@@ -28,10 +28,12 @@ def connected() -> Any:
     try:
         _knock(address)
         ray.init(address=address, **settings)
-    except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, InvalidInput):
-            raise
+    except InvalidInput:
+        raise
+    except Exception as error:  # Ray raises many kinds, that one too
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if address == "local":
+            raise InvalidInput(f"Ray could not be started on this machine: {reason}") from error
         raise InvalidInput(
             f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`, "
             "or unset RAY_ADDRESS to use this machine alone"
