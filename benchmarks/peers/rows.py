@@ -1,0 +1,122 @@
+"""A row as the measuring process sees it: another process that does rounds when told to."""
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Self
+
+from benchmarks.peers.environments import PLACE, ROOT, Unavailable, one_line
+from benchmarks.peers.turns import SOCKET, Work
+
+PATIENCE = 300.0  # seconds that a row may take to start, or for a turn
+
+
+class Row:
+    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path):
+        self.process, self.listener, self.log = process, listener, log
+        self.line: IO[str] | None = None
+        self.connection: socket.socket | None = None
+        self.last: float | None = None  # seconds a round, at its last turn
+
+    @classmethod
+    def of(
+        cls, work: Work, module: str, *arguments: str, interpreter: Path = Path(sys.executable)
+    ) -> Self:
+        """Starts `benchmarks.peers.<module>`; whatever it prints goes to a log."""
+        folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        listener.settimeout(0.5)
+        log = PLACE / "logs" / f"{'-'.join((module, *arguments))}-{work.name}.log".replace(" ", "-")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {
+            SOCKET: str(folder / "socket"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": str(work.threads),
+        }
+        described = json.dumps(asdict(work))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [interpreter, "-m", f"benchmarks.peers.{module}", described, *arguments],
+                cwd=folder,  # where peers leave logs and workspaces of theirs
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return cls(process, listener, log)
+
+    def ready(self) -> dict[str, Any]:
+        """Waits for the first round, and for what the row says of itself then."""
+        waited = 0.0
+        while waited < PATIENCE:
+            try:
+                self.connection, _ = self.listener.accept()
+                break
+            except TimeoutError:
+                waited += 0.5
+                if self.process.poll() is not None:
+                    raise self._failed() from None
+        if self.connection is None:
+            raise Unavailable(f"no round within {PATIENCE:.0f} s")
+        self.connection.settimeout(PATIENCE)
+        self.line = self.connection.makefile("rw")
+        return self._heard()
+
+    def rounds_for(self, seconds: float) -> list[float]:
+        """Seconds a round of about as many rounds as fit; at least one."""
+        if self.last is None:
+            self.last = self._rounds(2)[-1]
+        times = self._rounds(max(1, min(500, int(seconds / self.last))))
+        self.last = statistics.median(times)
+        return times
+
+    def _rounds(self, number: int) -> list[float]:
+        assert self.line is not None
+        self.line.write(f"{number}\n")
+        self.line.flush()
+        return self._heard()
+
+    def _heard(self) -> Any:
+        assert self.line is not None
+        try:
+            heard = self.line.readline()
+        except TimeoutError:
+            raise Unavailable(f"a turn of over {PATIENCE:.0f} s") from None
+        if not heard:
+            raise self._failed()
+        return json.loads(heard)
+
+    def _failed(self) -> Unavailable:
+        text = self.log.read_text(errors="replace")
+        errors = [line for line in text.splitlines() if "Error" in line]
+        return Unavailable(one_line(errors[-1] if errors else text))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Lets the row end by itself, then ends what is left of it."""
+        try:
+            if self.line is not None:
+                self.line.write("0\n")
+                self.line.flush()
+                self.process.wait(30)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, end)
+                self.process.wait(10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+        self.listener.close()
