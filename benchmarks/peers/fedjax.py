@@ -93,7 +93,9 @@ def main() -> None:
     def loss(params: Any, batch: Any, rng: Any) -> Any:
         return jnp.mean(model.train_loss(batch, model.apply_for_train(params, batch, rng)))
 
-    batches = fedjax.ShuffleRepeatBatchHParams(batch_size=w.batch, num_epochs=None, num_steps=w.steps)
+    batches = fedjax.ShuffleRepeatBatchHParams(
+        batch_size=w.batch, num_epochs=None, num_steps=w.steps
+    )
     algorithm = fed_avg.federated_averaging(
         jax.jit(jax.grad(loss)),
         client_optimizer=fedjax.optimizers.sgd(w.lr),

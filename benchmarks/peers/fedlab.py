@@ -4,15 +4,19 @@ A client's data comes from a torch DataLoader, as in FedLab's own datasets.  An 
 the last one of W4 has 52 samples in place of 64.
 """
 # pyright: reportMissingImports=false
+# ruff: noqa: E402
 
 import torch
-from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
-from fedlab.contrib.algorithm.scaffold import ScaffoldSerialClientTrainer, ScaffoldServerHandler
-from fedlab.core.standalone import StandalonePipeline
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.peers import shared
 from benchmarks.peers.turns import Gate, Work, work
+
+shared.torchvision_without_operators()
+
+from fedlab.contrib.algorithm.fedavg import FedAvgSerialClientTrainer, FedAvgServerHandler
+from fedlab.contrib.algorithm.scaffold import ScaffoldSerialClientTrainer, ScaffoldServerHandler
+from fedlab.core.standalone import StandalonePipeline
 
 
 class Clients:

@@ -5,17 +5,21 @@ their models after a round, as clients without state may; fluke's default keeps 
 that was ever seen.  Every step reads the loss (`loss.item()`), which on a CPU costs next to nothing.
 """
 # pyright: reportMissingImports=false
+# ruff: noqa: E402
 
 import torch
+
+from benchmarks.peers import shared
+from benchmarks.peers.turns import Gate, work
+
+shared.torchvision_without_operators()
+
 from fluke import DDict, FlukeENV
 from fluke.algorithms.fedavg import FedAVG
 from fluke.algorithms.scaffold import SCAFFOLD
 from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
 from fluke.server import EarlyStopping
 from fluke.utils import FederationObserver
-
-from benchmarks.peers import shared
-from benchmarks.peers.turns import Gate, work
 
 
 class Turns(FederationObserver):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -15,12 +16,16 @@ from typing import IO, Any, Self
 from benchmarks.peers.environments import PLACE, ROOT, Unavailable, one_line
 from benchmarks.peers.turns import SOCKET, Work
 
+# peers that would report to their makers, do not
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 PATIENCE = 300.0  # seconds that a row may take to start, or for a turn
 
 
 class Row:
-    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path):
-        self.process, self.listener, self.log = process, listener, log
+    def __init__(
+        self, process: subprocess.Popen[bytes], listener: socket.socket, folder: Path, log: Path
+    ):
+        self.process, self.listener, self.folder, self.log = process, listener, folder, log
         self.line: IO[str] | None = None
         self.connection: socket.socket | None = None
         self.last: float | None = None  # seconds a round, at its last turn
@@ -41,6 +46,7 @@ class Row:
             SOCKET: str(folder / "socket"),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": str(work.threads),
+            **QUIET,
         }
         described = json.dumps(asdict(work))
         with log.open("wb") as output:
@@ -53,7 +59,7 @@ class Row:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return cls(process, listener, log)
+        return cls(process, listener, folder, log)
 
     def ready(self) -> dict[str, Any]:
         """Waits for the first round, and for what the row says of itself then."""
@@ -120,3 +126,4 @@ class Row:
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
         self.listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

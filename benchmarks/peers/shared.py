@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -97,3 +98,18 @@ def counted() -> Callable[[], int]:
         return seen[0]
 
     return done
+
+
+def torchvision_without_operators() -> None:
+    """Lets torchvision be imported where it was built for another torch than the one installed.
+
+    The one on PyPI is built for CUDA's, and beside the CPU's it lacks its operators and does not import.  Peers import
+    it for datasets that are not used here, so the two operators that it insists on are declared and never called.
+    """
+    try:
+        import_module("torchvision")
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
+            )

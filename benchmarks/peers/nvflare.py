@@ -1,0 +1,34 @@
+"""NVFlare: its FedAvg job on its simulator, a process of clients with one torch thread for every thread of the other rows.
+
+Differs in its favour: the federation has only as many clients as take part in a round, since its simulator polls every
+client whether it takes part or not.  Local training is the user's (`shared.train`): an epoch in random order; the last
+batch of W4 has 52 samples in place of 64.  The server saves its model after every round, as its job does unless told
+to stop early.  Its SCAFFOLD leaves the clients' part to the user, so W5 is not measured.
+"""
+# pyright: reportMissingImports=false
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from nvflare.app_opt.pt.job_config.fed_avg import FedAvgJob
+from nvflare.job_config.script_runner import ScriptRunner
+
+from benchmarks.peers.nvflare_parts import Model, Turns
+from benchmarks.peers.turns import work
+
+CLIENT = Path(__file__).parent / "nvflare_client.py"
+
+
+def main() -> None:
+    w = work()
+    job = FedAvgJob(initial_model=Model(w.name), n_clients=w.cohort, num_rounds=10**6)
+    job.to_server(Turns(), id="turns")
+    arguments = [json.dumps(asdict(w))]
+    for i in range(w.cohort):
+        job.to(ScriptRunner(script=str(CLIENT), script_args=arguments), f"site-{i + 1}")
+    job.simulator_run("workspace", threads=w.threads)
+
+
+if __name__ == "__main__":
+    main()
