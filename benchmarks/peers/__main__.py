@@ -11,6 +11,8 @@ import argparse
 import json
 import os
 import platform
+import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="a turn, about")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that rows are ended, too
     # libraries that count cores by themselves (XLA, Ray) get the same number of them as torch gets threads
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.threads])
     speeds: dict[str, Any] = {}

@@ -29,7 +29,7 @@ PEERS = (
     Peer("FedLab", "fedlab", ("fedlab",), ALL),
     Peer("FLGo", "flgo", ("flgo",), ALL),
     Peer("Flower", "flower", ("flwr[simulation]", "torch"), DENSE_AND_DEEP),
-    Peer("NVFlare", "nvflare", ("nvflare", "torch"), DENSE_AND_DEEP),
+    Peer("NVFlare", "nvflare", ("nvflare", "torch"), ("W1", "W2", "W4", "LSTM")),
 )
 
 

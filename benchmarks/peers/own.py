@@ -22,7 +22,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     w = next(each for each in WORKLOADS if each.name == asked.name)
     gate = Gate("undrift", lambda: w.cohort * w.steps * w.batch)
-    for _ in ROWS[sys.argv[2]](w):
+    for _ in ROWS[sys.argv[1]](w):
         if not gate():
             break
 

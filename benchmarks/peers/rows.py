@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from benchmarks.peers.environments import PLACE, ROOT, Unavailable, one_line
-from benchmarks.peers.turns import SOCKET, Work
+from benchmarks.peers.turns import SOCKET, WORK, Work
 
 # peers that would report to their makers, do not
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+PATIENT = {"RAY_raylet_start_wait_time_s": "200"}  # where other rows are being measured meanwhile
 PATIENCE = 300.0  # seconds that a row may take to start, or for a turn
 
 
@@ -44,14 +46,15 @@ class Row:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {
             SOCKET: str(folder / "socket"),
+            WORK: json.dumps(asdict(work)),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": str(work.threads),
             **QUIET,
+            **PATIENT,
         }
-        described = json.dumps(asdict(work))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [interpreter, "-m", f"benchmarks.peers.{module}", described, *arguments],
+                [interpreter, "-m", f"benchmarks.peers.{module}", *arguments],
                 cwd=folder,  # where peers leave logs and workspaces of theirs
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -104,8 +107,8 @@ class Row:
 
     def _failed(self) -> Unavailable:
         text = self.log.read_text(errors="replace")
-        errors = [line for line in text.splitlines() if "Error" in line]
-        return Unavailable(one_line(errors[-1] if errors else text))
+        errors = re.findall(r"^[\w.]*(?:Error|Exception): .*", text, re.MULTILINE)
+        return Unavailable(one_line(errors[0] if errors else text))  # the first caused the others
 
     def __enter__(self) -> Self:
         return self

@@ -6,13 +6,14 @@ Only the standard library, since it runs in every peer's environment.
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from time import perf_counter
 
+# environment variables, since processes that peers start inherit them
 SOCKET = "UNDRIFT_BENCH_SOCKET"
+WORK = "UNDRIFT_BENCH_WORK"
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Work:
 
 def work() -> Work:
     """What this process was started to do."""
-    return Work(**json.loads(sys.argv[1]))
+    return Work(**json.loads(os.environ[WORK]))
 
 
 class Gate:
