@@ -15,9 +15,10 @@ CONSTRAINTS = Path(__file__).parent / "constraints.txt"
 @dataclass(frozen=True)
 class Peer:
     name: str
-    module: str  # benchmarks.peers.<module> is its runner
+    module: str  # benchmarks.peers.run_<module> is its runner
     requirements: tuple[str, ...]
     workloads: tuple[str, ...]  # those that it has the method for
+    restless: bool = False  # its processes poll even while it is not their turn
 
 
 DENSE_AND_DEEP = ("W1", "W2", "W3", "W4", "LSTM")
@@ -28,8 +29,8 @@ PEERS = (
     Peer("fluke", "fluke", ("fluke-fl",), ALL),
     Peer("FedLab", "fedlab", ("fedlab",), ALL),
     Peer("FLGo", "flgo", ("flgo",), ALL),
-    Peer("Flower", "flower", ("flwr[simulation]", "torch"), DENSE_AND_DEEP),
-    Peer("NVFlare", "nvflare", ("nvflare", "torch"), ("W1", "W2", "W4", "LSTM")),
+    Peer("Flower", "flower", ("flwr[simulation]", "torch"), DENSE_AND_DEEP, restless=True),
+    Peer("NVFlare", "nvflare", ("nvflare", "torch"), ("W1", "W2", "W4", "LSTM"), restless=True),
 )
 
 

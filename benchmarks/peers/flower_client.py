@@ -25,7 +25,7 @@ def client(w: Work) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         X, Y, net = resident(w)
         i = int(context.node_config["partition-id"])
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         seen = shared.train(net, X[i], Y[i], w)
         reply = {
             "arrays": ArrayRecord(net.state_dict()),

@@ -30,7 +30,7 @@ class Row:
         self.process, self.listener, self.folder, self.log = process, listener, folder, log
         self.line: IO[str] | None = None
         self.connection: socket.socket | None = None
-        self.last: float | None = None  # seconds a round, at its last turn
+        self.last = 0.0  # seconds a round, at its last turn
 
     @classmethod
     def of(
@@ -83,11 +83,15 @@ class Row:
 
     def rounds_for(self, seconds: float) -> list[float]:
         """Seconds a round of about as many rounds as fit; at least one."""
-        if self.last is None:
-            self.last = self._rounds(2)[-1]
         times = self._rounds(max(1, min(500, int(seconds / self.last))))
         self.last = statistics.median(times)
         return times
+
+    def warm(self, seconds: float) -> None:
+        """Rounds that are not counted: a second one, and more if they are short."""
+        self.last = self._rounds(1)[0]
+        if self.last < seconds:
+            self.rounds_for(seconds)
 
     def _rounds(self, number: int) -> list[float]:
         assert self.line is not None
