@@ -37,7 +37,9 @@ AGAIN = "undrift, beside the restless"
 def starts(w: Workload, peers: list[str], restless: bool) -> Starts:
     """How to start the peers of a workload, by name."""
     return {
-        peer.name: lambda work, peer=peer: Row.of(work, f"run_{peer.module}", interpreter=python(peer))
+        peer.name: lambda work, peer=peer: Row.of(
+            work, f"run_{peer.module}", interpreter=python(peer)
+        )
         for peer in PEERS
         if peer.name in peers and w.name in peer.workloads and peer.restless == restless
     }
@@ -57,24 +59,26 @@ class Measurement:
         rows: dict[str, Row] = {}
         for name, start in starts.items():
             try:
-                row = stack.enter_context(start(self.work))
-                self.about[name] = row.ready()
-                row.warm(self.seconds)
-                rows[name] = row
+                rows[name] = stack.enter_context(start(self.work))
+                self.about[name] = rows[name].ready()
+                rows[name].warm(self.seconds)
             except Unavailable as error:
-                self.missing[name] = str(error)
+                self._lost(name, rows, error)
         return rows
 
     def take_turns(self, rows: dict[str, Row]) -> None:
         for _ in range(self.turns):
-            for name, row in rows.items():
-                if name in self.missing:
-                    continue
+            for name, row in list(rows.items()):
                 try:
                     self.times.setdefault(name, []).extend(row.rounds_for(self.seconds))
                 except Unavailable as error:
-                    self.missing[name] = str(error)
-                    self.times.pop(name, None)
+                    self._lost(name, rows, error)
+
+    def _lost(self, name: str, rows: dict[str, Row], error: Unavailable) -> None:
+        self.missing[name] = str(error)
+        self.times.pop(name, None)
+        if name in rows:  # it was installed, at least
+            rows.pop(name).end()  # now, since what it may still do would disturb the others
 
     def figures(self) -> dict[str, Any]:
         return {name: summary(each) | self.about[name] for name, each in self.times.items()}
@@ -111,7 +115,7 @@ def overview(speeds: dict[str, Any], missing: dict[str, dict[str, str]]) -> None
             else:
                 cells.append("failed" if name in missing[w] else "-")
         table.add_row(name, *cells)
-    Console(width=140).print(table)
+    Console(width=150).print(table)
     for w, reasons in missing.items():
         for name, reason in reasons.items():
             print(f"{name} on {w}: {reason}")

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Self
@@ -95,8 +96,11 @@ class Row:
 
     def _rounds(self, number: int) -> list[float]:
         assert self.line is not None
-        self.line.write(f"{number}\n")
-        self.line.flush()
+        try:
+            self.line.write(f"{number}\n")
+            self.line.flush()
+        except OSError:
+            raise self._failed() from None
         return self._heard()
 
     def _heard(self) -> Any:
@@ -105,6 +109,8 @@ class Row:
             heard = self.line.readline()
         except TimeoutError:
             raise Unavailable(f"a turn of over {PATIENCE:.0f} s") from None
+        except OSError:
+            heard = ""
         if not heard:
             raise self._failed()
         return json.loads(heard)
@@ -118,7 +124,12 @@ class Row:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         """Lets the row end by itself, then ends what is left of it."""
+        if not self.folder.exists():
+            return
         try:
             if self.line is not None:
                 self.line.write("0\n")
@@ -132,5 +143,8 @@ class Row:
                 self.process.wait(10)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
-        self.listener.close()
+        for each in (self.line, self.connection, self.listener):
+            if each is not None:
+                with suppress(OSError):  # the other end may be gone
+                    each.close()
         shutil.rmtree(self.folder, ignore_errors=True)
