@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean bench
+.PHONY: demo test check format clean bench bench-peers
 
 demo: .venv/ready  ## compare six methods on digits: a table and a report
 	$(BIN)/undrift run examples/digits.toml
@@ -29,3 +29,6 @@ clean:
 
 bench: .venv/ready  ## Undrift against a plain PyTorch loop and the limits of the machine
 	$(BIN)/python -m benchmarks.bench
+
+bench-peers: .venv/ready  ## the same beside other systems, each installed under .bench/
+	$(BIN)/python -m benchmarks.peers
