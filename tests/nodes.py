@@ -1,0 +1,100 @@
+"""Nodes in one process, for tests: parcels are handed over, time is a number, and what goes wrong is told beforehand."""
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import undrift as ud
+from undrift.data.sets import Data
+from undrift.flower.messages import Parcel
+from undrift.flower.node import Node
+from undrift.flower.problems import share
+from undrift.flower.serving import serve
+from undrift.flower.settings import Deployment
+
+NAMES = ("ash", "birch", "cedar")
+Fault = Callable[[str, Parcel], str]  # what becomes of a request: "", "unheard", "unanswered", "twice"
+
+
+def experiment(algorithm: Any = "scaffold-m", **words: Any) -> ud.Experiment:
+    """Three clients with digits, two a round."""
+    described: dict[str, Any] = {
+        "algorithm": algorithm,
+        "rounds": 4,
+        "data": {"name": "digits"},
+        "clients": {"partition": "dirichlet", "number": 3, "alpha": 0.5, "weights": "samples"},
+        "model": {"name": "logistic"},
+        "participation": {"scheme": "uniform", "per_round": 2},
+        "local": {"steps": 3, "batch": 16, "lr": 0.1},
+    }
+    return ud.Experiment(**(described | words))
+
+
+class Nodes:
+    """A link to nodes that live here; `fault` says what goes wrong with a request, `spoil` what with an answer."""
+
+    def __init__(self, made: ud.Experiment, folder: Path, names: Sequence[str] = NAMES):
+        self.experiment, self.folder = made, folder
+        self.there: dict[int, str] = {100 + i: name for i, name in enumerate(names)}
+        self.registered: dict[int, str] = {}
+        self.time, self.sent, self.received = 0.0, 0, 0
+        self.fault: Fault = lambda name, parcel: ""
+        self.spoil: Callable[[str, Parcel], Parcel] = lambda name, reply: reply
+        self.delay: Callable[[str], float] = lambda name: 0.0
+        self.log: list[tuple[str, str]] = []
+        self.answers: dict[str, tuple[float, Parcel]] = {}
+        self.data: dict[str, Data] = {}
+        self.own: dict[str, tuple[ud.Experiment, Any]] = {}  # who is made otherwise
+
+    def node(self, name: str) -> Node:
+        made, reader = self.own.get(name, (self.experiment, self._read))
+        return Node(made, {"name": name, "state": str(self.folder / name)}, reader)
+
+    def _read(self, config: Mapping[str, Any]) -> Data:
+        name = config["name"]
+        if name not in self.data:
+            self.data[name] = share(self.experiment, sorted(self.there.values()).index(name))
+        return self.data[name]
+
+    def lose(self, name: str) -> None:
+        """All that a node has on its disk."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    # the link
+
+    def nodes(self) -> Mapping[int, str]:
+        return {node: self.registered.get(node, "") for node in self.there}
+
+    def send(self, node: int, parcel: Parcel) -> str:
+        name, ticket = self.there[node], f"{len(self.log)}"
+        self.log.append((name, parcel.kind))
+        fault = self.fault(name, parcel)
+        if fault == "unheard":
+            return ticket
+        reply = self.node(name).answer(parcel)
+        if fault == "twice":
+            reply = self.node(name).answer(parcel)
+        if fault != "unanswered":
+            self.answers[ticket] = self.time + self.delay(name), self.spoil(name, reply)
+        return ticket
+
+    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
+        due = [t for t in tickets if t in self.answers and self.answers[t][0] <= self.time]
+        return [(ticket, self.answers.pop(ticket)[1]) for ticket in due]
+
+    def now(self) -> float:
+        return self.time
+
+    def pause(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def run_dir(folder: Path) -> Path:
+    return folder / "run"
+
+
+def deployed(nodes: Nodes, **settings: Any) -> list[Any]:
+    """All rounds of a deployed run."""
+    words = {"run_dir": str(run_dir(nodes.folder)), "wait": 60.0, "again": 20.0} | settings
+    return list(serve(nodes.experiment, nodes, Deployment(**words)))
