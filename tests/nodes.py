@@ -49,7 +49,7 @@ class Nodes:
 
     def node(self, name: str) -> Node:
         made, reader = self.own.get(name, (self.experiment, self._read))
-        return Node(made, {"name": name, "state": str(self.folder / name)}, reader)
+        return Node(made, {"name": name, "state": str(self.folder)}, reader)
 
     def _read(self, config: Mapping[str, Any]) -> Data:
         name = config["name"]

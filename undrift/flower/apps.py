@@ -64,5 +64,11 @@ def client_app(experiment: Experiment, data: Reader | None = None) -> ClientApp:
 
 
 def _talk() -> None:
-    logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s", force=True)
-    logging.getLogger("undrift").setLevel(logging.INFO)
+    """What is logged goes to stderr, which Flower passes on."""
+    log = logging.getLogger("undrift")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("undrift: %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -37,21 +37,30 @@ class Link(Protocol):
 
 @dataclass
 class _Asked:
-    """A request that is not answered yet; after a while it is sent again."""
+    """A request that is not answered yet.  It is sent again after a while, and then after twice as long each time, since
+    the node may only be slow; whichever answer comes first will do."""
 
     parcel: Parcel
-    again: float
+    patience: float
+    again: float = -1.0
     tickets: set[str] = field(default_factory=set)
+
+    def sent(self, ticket: str, now: float) -> None:
+        self.tickets.add(ticket)
+        self.again, self.patience = now + self.patience, 2 * self.patience
 
 
 @dataclass
 class _Met:
-    """A node that was greeted."""
+    """A node that was greeted: what it answered, or the greeting that it has not answered yet."""
 
-    ticket: str | None  # while it has not answered
-    again: float
+    hello: _Asked
     facts: Mapping[str, Any] | None = None
     waits: bool = False  # for another node of its name to be gone
+
+    @property
+    def open(self) -> bool:
+        return self.facts is None or self.waits
 
 
 class Fleet:
@@ -100,25 +109,23 @@ class Fleet:
         for node in [node for node in self._met if node not in self._there]:
             del self._met[node]  # it is greeted again when it is back
         for node in self._there:
-            met = self._met.get(node)
-            if met is None or (now > met.again and (met.ticket is not None or met.waits)):
-                ticket = self.link.send(node, Parcel("hello", self.hello))
-                self._met[node] = _Met(ticket, now + self.settings.again)
+            hello = Parcel("hello", self.hello)
+            met = self._met.setdefault(node, _Met(_Asked(hello, self.settings.again)))
+            if met.open and now > met.hello.again:
+                met.hello.sent(self.link.send(node, hello), now)
 
     def _listen(self, expected: set[str]) -> None:
-        waiting = {met.ticket: node for node, met in self._met.items() if met.ticket is not None}
+        waiting = {ticket: node for node, met in self._met.items() for ticket in met.hello.tickets}
         for ticket, reply in self.link.receive(list(waiting)) if waiting else ():
-            node = waiting[ticket]
-            if reply.kind == "absent":
-                del self._met[node]
-                continue
-            self._met[node].ticket = None
-            self._judge(node, reply, expected)
+            met = self._met[waiting[ticket]]
+            met.hello.tickets.discard(ticket)
+            if reply.kind != "absent" and met.open:
+                self._judge(waiting[ticket], reply, expected)
 
     def _judge(self, node: int, reply: Parcel, expected: set[str]) -> None:
         """Let a node in under its name, or refuse it and say why on both sides."""
         facts = reply.words
-        self._met[node].facts = facts
+        self._met[node].facts, self._met[node].waits = facts, False
         name = facts.get("name")
         if reply.kind != "hello" or not isinstance(name, str):
             return self._refuse(node, f"node {node}", [str(facts.get("reason", "it said no name"))])
@@ -173,16 +180,14 @@ class Fleet:
 
     def ask(self, client: int, parcel: Parcel) -> None:
         """Send a request to a client, in place of any that it has not answered."""
-        self._asked[client] = _Asked(parcel, again=-1.0)
+        self._asked[client] = _Asked(parcel, self.settings.again)
         self._send(client)
 
     def _send(self, client: int) -> None:
-        asked, node = self._asked[client], self._node.get(self.names[client])
-        asked.again = self.link.now() + self.settings.again
-        if node is not None:
-            ticket = self.link.send(node, asked.parcel)
-            asked.tickets.add(ticket)
-            self._tickets[ticket] = client
+        asked = self._asked[client]
+        ticket = self.link.send(self._node[self.names[client]], asked.parcel)
+        asked.sent(ticket, self.link.now())
+        self._tickets[ticket] = client
 
     def forget(self, clients: Iterable[int]) -> None:
         """What these answer now is too late."""

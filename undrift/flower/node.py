@@ -49,7 +49,7 @@ class Node:
     def __init__(self, experiment: Experiment, config: Config, data: Reader | None = None):
         self.experiment, self.config = experiment, config
         self.name = _name(config)
-        self.folder = Path(str(config.get("state", f"~/.undrift/nodes/{self.name}"))).expanduser()
+        self.folder = Path(str(config.get("state", "~/.undrift/states"))).expanduser() / self.name
         self._read = data or self._share
         ((_, method),) = experiment.methods.items()
         self.method, self.local = method.make(), experiment.local_of(experiment.labels[0])

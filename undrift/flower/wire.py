@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from undrift.flower.messages import Parcel
 
+UNSENT = "unsent "
 FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not trusted by the node
 
 
@@ -50,10 +51,11 @@ class FlowerLink:
         kind = "train" if parcel.kind in ("work", "state") else "query"
         round = parcel.words.get("visit", {}).get("round", "")
         (ticket,) = self.grid.push_messages([Message(records, node, kind, group_id=str(round))])
-        return ticket or ""
+        return ticket or f"{UNSENT}{node}"  # a node that is gone is asked again as one that does not answer
 
     def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
-        for reply in self.grid.pull_messages(tickets):
+        sent = [ticket for ticket in tickets if not ticket.startswith(UNSENT)]
+        for reply in self.grid.pull_messages(sent) if sent else ():
             ticket = reply.metadata.reply_to_message_id
             if reply.has_error():
                 kind = "failed" if reply.error.code in FAILED else "absent"

@@ -1,0 +1,165 @@
+"""Flower's processes on loopback, with TLS and keys, all of them gone when the test is over, however it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from undrift.flower.keys import write_certificates, write_node_key
+
+BIN = Path(sys.executable).parent
+HERE = Path(__file__).parent.parent
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Loopback:
+    """A SuperLink and SuperNodes; everything they write is in one folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.port, *self.free = free_ports(12)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(HERE),
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    # processes
+
+    def start(self, name: str, *command: Any, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a command in a session of its own; what it says goes to a file."""
+        log = (self.folder / f"{name}.log").open("ab")
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def run(self, *command: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """kill -9 of a process and of all that it started."""
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+    def said(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # Flower
+
+    def superlink(self) -> None:
+        keys = self.folder / "keys"
+        write_certificates(keys, ["127.0.0.1"])
+        self.start(
+            "superlink",
+            BIN / "flower-superlink",
+            *("--port", self.port),
+            *("--ssl-ca-certfile", keys / "ca.crt"),
+            *("--ssl-certfile", keys / "server.crt"),
+            *("--ssl-keyfile", keys / "server.key"),
+            "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        )
+        home = self.folder / "flwr"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
+        )
+        wait_until(lambda: _listening(self.port), 60)
+
+    def register(self, name: str) -> None:
+        write_node_key(self.folder / "keys" / name)
+        done = self.run(
+            BIN / "flwr",
+            *("supernode", "register", self.folder / "keys" / f"{name}.pub", "here", "--name", name),
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def supernode(
+        self, name: str, part: int, key: str | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        config = f'name="{name}" part={part} state="{self.folder / "states"}"'
+        return self.start(
+            f"node-{name}",
+            BIN / "flower-supernode",
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--root-certificates", self.folder / "keys" / "ca.crt"),
+            *("--auth-supernode-private-key", self.folder / "keys" / (key or name)),
+            *("--port", self.free.pop()),
+            *("--node-config", config),
+            **environment,
+        )
+
+    def flwr_run(self, name: str, app: Path, **config: Any) -> subprocess.Popen[bytes]:
+        words = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
+        return self.start(
+            name, BIN / "flwr", "run", app, "here", "--stream", "--run-config", words
+        )
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str | Path) else str(value)
+
+
+def _listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(done: Callable[[], Any], seconds: float, what: Callable[[], str] = str) -> None:
+    """Wait for something to happen, and say what was seen instead if it does not."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, what()
+        time.sleep(0.1)
+
+
+@contextmanager
+def loopback(folder: Path) -> Iterator[Loopback]:
+    made = Loopback(folder)
+    try:
+        yield made
+    finally:
+        for process in made.processes:
+            made.kill(process)
