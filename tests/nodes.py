@@ -98,3 +98,36 @@ def deployed(nodes: Nodes, **settings: Any) -> list[Any]:
     """All rounds of a deployed run."""
     words = {"run_dir": str(run_dir(nodes.folder)), "wait": 60.0, "again": 20.0} | settings
     return list(serve(nodes.experiment, nodes, Deployment(**words)))
+
+
+def state_of(nodes: Nodes, client: int, r: Any) -> Any:
+    """The state that a client has by the server's book, read from its disk."""
+    import json
+
+    from undrift.flower.messages import packed, stamps_of, unpacked
+    from undrift.flower.shelf import Shelf
+
+    (stamp,) = stamps_of(r.state.clients.gather([client]))
+    method = nodes.experiment.methods[nodes.experiment.labels[0]].make()
+    fresh = method.client(r.x)
+    if stamp == (0, 0):
+        return fresh
+    run = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["run"]
+    stored = Shelf(nodes.folder / sorted(nodes.there.values())[client] / run).get(stamp)
+    assert stored is not None, f"client {client} has no state {stamp}"
+    return unpacked(packed("state", fresh)[0], stored[0], fresh)
+
+
+def invariant_gap(nodes: Nodes, r: Any) -> float:
+    """How far the server's sum of clients' states is from the sum of what they have on their disks."""
+    import json
+
+    about = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["clients"]
+    total = sum(about.values())
+    server = r.state.server
+    kept = server.h if hasattr(server, "h") else server.c
+    found = 0 * kept
+    for i, name in enumerate(sorted(about)):
+        state = state_of(nodes, i, r)
+        found = found + about[name] / total * (state.g if hasattr(state, "g") else state.c)
+    return float((kept - found).abs().max())

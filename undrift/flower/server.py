@@ -122,7 +122,7 @@ class Server:
         plan, states = self.plan, state.clients
         draw = self._cohort(t) if t > 0 else Draw(())  # a first contact has none
         server, traffic, count = state.server, Traffic(), 0
-        came: set[int] = set()
+        came = set(draw.clients)
         new: States = []
         old: States = []  # what earlier exchanges of this round wrote over
         try:
@@ -137,7 +137,7 @@ class Server:
                 gathered = self.gather(exchange, down, states, party, when, number)
                 traffic += Traffic(bytes_up=gathered.bytes_up, left_out=tuple(gathered.bad))
                 self._check_complete(gathered, t, state)
-                came.update(gathered.good, gathered.bad)
+                came.difference_update(gathered.late)
                 if exchange.to == "cohort":  # who is lost does not come to a second exchange
                     draw = _only(draw, gathered.good)
                 if len(gathered.good) < self._minimum(exchange):
