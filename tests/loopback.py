@@ -6,8 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Loopback:
     def __init__(self, folder: Path):
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.port, *self.free = free_ports(12)
         self.environment = {
             **os.environ,
@@ -76,11 +77,18 @@ class Loopback:
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """kill -9 of a process and of all that it started."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
+
+    def left_over(self) -> list[int]:
+        """Every process that was started from here, at any remove: they all have this environment."""
+        mine = f"FLWR_HOME={self.folder / 'flwr'}"
+        return [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/environ")
+            if mine in _words(path)
+        ]
 
     def said(self, name: str) -> str:
         path = self.folder / f"{name}.log"
@@ -108,34 +116,54 @@ class Loopback:
         )
         wait_until(lambda: _listening(self.port), 60)
 
-    def register(self, name: str) -> None:
-        write_node_key(self.folder / "keys" / name)
-        done = self.run(
-            BIN / "flwr",
-            *("supernode", "register", self.folder / "keys" / f"{name}.pub", "here", "--name", name),
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    def make_key(self, name: str) -> Path:
+        return write_node_key(self.folder / "keys" / name)[1]
 
-    def supernode(
-        self, name: str, part: int, key: str | None = None, **environment: str
-    ) -> subprocess.Popen[bytes]:
+    def register(self, *names: str) -> None:
+        """Make keys for nodes and tell the SuperLink of them, all at the same time."""
+        register = (BIN / "flwr", "supernode", "register")
+        asked = [
+            self.start("register", *register, self.make_key(name), "here", "--name", name)
+            for name in names
+        ]
+        assert all(process.wait(120) == 0 for process in asked), self.said("register")
+
+    def supernode(self, name: str, part: int, insecure: bool = False) -> subprocess.Popen[bytes]:
         config = f'name="{name}" part={part} state="{self.folder / "states"}"'
+        keys = self.folder / "keys"
+        secure = ["--root-certificates", keys / "ca.crt", "--auth-supernode-private-key", keys / name]
         return self.start(
             f"node-{name}",
             BIN / "flower-supernode",
             *("--superlink", f"127.0.0.1:{self.port}"),
-            *("--root-certificates", self.folder / "keys" / "ca.crt"),
-            *("--auth-supernode-private-key", self.folder / "keys" / (key or name)),
+            *(["--insecure"] if insecure else secure),
             *("--port", self.free.pop()),
             *("--node-config", config),
-            **environment,
         )
+
+    def kill_server_app(self) -> None:
+        """kill -9 of the ServerApp's process, which the SuperLink started."""
+        (found,) = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if _words(path)[1:2] == [str(BIN / "flwr-serverapp")]
+            and str(self.folder) in " ".join(_words(path))
+        ]
+        os.kill(found, signal.SIGKILL)
 
     def flwr_run(self, name: str, app: Path, **config: Any) -> subprocess.Popen[bytes]:
         words = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         return self.start(
             name, BIN / "flwr", "run", app, "here", "--stream", "--run-config", words
         )
+
+
+def _words(path: Path) -> list[str]:
+    """The command or the environment of a process, if it is still there."""
+    try:
+        return path.read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
 
 
 def _toml(value: Any) -> str:
@@ -163,3 +191,6 @@ def loopback(folder: Path) -> Iterator[Loopback]:
     finally:
         for process in made.processes:
             made.kill(process)
+        for pid in made.left_over():  # the SuperLink starts some in a session of their own
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

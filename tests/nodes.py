@@ -1,17 +1,20 @@
 """Nodes in one process, for tests: parcels are handed over, time is a number, and what goes wrong is told beforehand."""
 
+import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import undrift as ud
 from undrift.data.sets import Data
-from undrift.flower.messages import Parcel
+from undrift.flower.messages import NEVER, Parcel, packed, stamps_of, unpacked
 from undrift.flower.node import Node
 from undrift.flower.problems import share
 from undrift.flower.serving import serve
 from undrift.flower.settings import Deployment
+from undrift.flower.shelf import Shelf
 
 NAMES = ("ash", "birch", "cedar")
 Fault = Callable[[str, Parcel], str]  # what becomes of a request: "", "unheard", "unanswered", "twice"
@@ -31,6 +34,12 @@ def experiment(algorithm: Any = "scaffold-m", **words: Any) -> ud.Experiment:
     return ud.Experiment(**(described | words))
 
 
+@cache
+def part(number: int) -> Data:
+    """A client's samples, which are the same in all experiments here."""
+    return share(experiment(), number)
+
+
 class Nodes:
     """A link to nodes that live here; `fault` says what goes wrong with a request, `spoil` what with an answer."""
 
@@ -44,18 +53,16 @@ class Nodes:
         self.delay: Callable[[str], float] = lambda name: 0.0
         self.log: list[tuple[str, str]] = []
         self.answers: dict[str, tuple[float, Parcel]] = {}
-        self.data: dict[str, Data] = {}
+        self.made: dict[str, Node] = {}
         self.own: dict[str, tuple[ud.Experiment, Any]] = {}  # who is made otherwise
 
     def node(self, name: str) -> Node:
         made, reader = self.own.get(name, (self.experiment, self._read))
-        return Node(made, {"name": name, "state": str(self.folder)}, reader)
+        config = {"name": name, "state": str(self.folder)}
+        return self.made.setdefault(name, Node(made, config, reader))
 
     def _read(self, config: Mapping[str, Any]) -> Data:
-        name = config["name"]
-        if name not in self.data:
-            self.data[name] = share(self.experiment, sorted(self.there.values()).index(name))
-        return self.data[name]
+        return part(sorted(self.there.values()).index(config["name"]))
 
     def lose(self, name: str) -> None:
         """All that a node has on its disk."""
@@ -94,23 +101,23 @@ def run_dir(folder: Path) -> Path:
     return folder / "run"
 
 
-def deployed(nodes: Nodes, **settings: Any) -> list[Any]:
-    """All rounds of a deployed run."""
+def deployed_rounds(nodes: Nodes, **settings: Any) -> Iterator[Any]:
+    """The rounds of a deployed run, as they come."""
     words = {"run_dir": str(run_dir(nodes.folder)), "wait": 60.0, "again": 20.0} | settings
-    return list(serve(nodes.experiment, nodes, Deployment(**words)))
+    return serve(nodes.experiment, nodes, Deployment(**words))
+
+
+def deployed(nodes: Nodes, **settings: Any) -> list[Any]:
+    """All of them."""
+    return list(deployed_rounds(nodes, **settings))
 
 
 def state_of(nodes: Nodes, client: int, r: Any) -> Any:
     """The state that a client has by the server's book, read from its disk."""
-    import json
-
-    from undrift.flower.messages import packed, stamps_of, unpacked
-    from undrift.flower.shelf import Shelf
-
     (stamp,) = stamps_of(r.state.clients.gather([client]))
     method = nodes.experiment.methods[nodes.experiment.labels[0]].make()
     fresh = method.client(r.x)
-    if stamp == (0, 0):
+    if stamp == NEVER:
         return fresh
     run = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["run"]
     stored = Shelf(nodes.folder / sorted(nodes.there.values())[client] / run).get(stamp)
@@ -120,8 +127,6 @@ def state_of(nodes: Nodes, client: int, r: Any) -> Any:
 
 def invariant_gap(nodes: Nodes, r: Any) -> float:
     """How far the server's sum of clients' states is from the sum of what they have on their disks."""
-    import json
-
     about = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["clients"]
     total = sum(about.values())
     server = r.state.server

@@ -156,6 +156,9 @@ class Fleet:
         if other != node:
             log.info("%s is here, with %d samples", name, samples)
         self._node[name], self.samples[name] = node, int(samples or 0)
+        asked = self._asked.get(self.names.index(name)) if name in self.names else None
+        if asked is not None:
+            asked.again = self.link.now()  # it is back, and has forgotten what it was asked
 
     def _refuse(self, node: int, name: str, reasons: list[str]) -> None:
         for reason in reasons:
@@ -211,7 +214,7 @@ class Fleet:
                 came.append((client, reply))
         self._greet()
         self._listen(set(self.names))
-        for client in [c for c, asked in self._asked.items() if self.link.now() > asked.again]:
+        for client in [c for c, asked in self._asked.items() if self.link.now() >= asked.again]:
             log.warning("%s has not answered: asked again", self.names[client])
             self._send(client)
         return came

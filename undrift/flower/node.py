@@ -43,7 +43,7 @@ class _Lost(Exception):
 class Node:
     """One client.  `config` has its `name`; `state`, the folder for its states; `part`, if it has no data of its own.
 
-    A node keeps nothing in memory that matters: it may be made anew for every request.
+    A node keeps nothing in memory that matters: Flower makes it anew for every request.
     """
 
     def __init__(self, experiment: Experiment, config: Config, data: Reader | None = None):
@@ -51,6 +51,7 @@ class Node:
         self.name = _name(config)
         self.folder = Path(str(config.get("state", "~/.undrift/states"))).expanduser() / self.name
         self._read = data or self._share
+        self._made: tuple[Any, ModelProblem] | None = None  # so that several requests in a process read once
         ((_, method),) = experiment.methods.items()
         self.method, self.local = method.make(), experiment.local_of(experiment.labels[0])
 
@@ -190,9 +191,11 @@ class Node:
         return Parcel("lost", {"visit": visit})
 
     def _problem(self, words: Mapping[str, Any]) -> ModelProblem:
-        told, visit = words["told"], words["visit"]
-        data = self._data(told)
-        return as_client(self.experiment, data, _of_model(told), visit["client"], words["N"])
+        told, client, N = words["told"], words["visit"]["client"], words["N"]
+        if self._made is None or self._made[0] != (told, client, N):
+            problem = as_client(self.experiment, self._data(told), _of_model(told), client, N)
+            self._made = (told, client, N), problem
+        return self._made[1]
 
     def _at(self, run: str) -> Path:
         """The folder of a run, whose name is letters and digits."""
