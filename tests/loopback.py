@@ -34,7 +34,7 @@ class Loopback:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self.port, *self.free = free_ports(12)
+        (self.port,) = free_ports(1)
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -131,15 +131,32 @@ class Loopback:
     def supernode(self, name: str, part: int, insecure: bool = False) -> subprocess.Popen[bytes]:
         config = f'name="{name}" part={part} state="{self.folder / "states"}"'
         keys = self.folder / "keys"
-        secure = ["--root-certificates", keys / "ca.crt", "--auth-supernode-private-key", keys / name]
+        secure = [
+            "--root-certificates",
+            keys / "ca.crt",
+            "--auth-supernode-private-key",
+            keys / name,
+        ]
         return self.start(
             f"node-{name}",
             BIN / "flower-supernode",
             *("--superlink", f"127.0.0.1:{self.port}"),
             *(["--insecure"] if insecure else secure),
-            *("--port", self.free.pop()),
+            *("--port", free_ports(1)[0]),
             *("--node-config", config),
         )
+
+    def revive(self, name: str, part: int) -> None:
+        """Start a node that was killed, as often as it takes: the SuperLink believes it alive for up to a minute."""
+        end = time.monotonic() + 300
+        while True:
+            before = self.said(f"node-{name}").count("SuperNode ID")
+            process = self.nodes[name] = self.supernode(name, part)
+            while process.poll() is None:
+                if self.said(f"node-{name}").count("SuperNode ID") > before:
+                    return
+                assert time.monotonic() < end, self.said(f"node-{name}")
+                time.sleep(0.2)
 
     def kill_server_app(self) -> None:
         """kill -9 of the ServerApp's process, which the SuperLink started."""
@@ -153,9 +170,7 @@ class Loopback:
 
     def flwr_run(self, name: str, app: Path, **config: Any) -> subprocess.Popen[bytes]:
         words = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
-        return self.start(
-            name, BIN / "flwr", "run", app, "here", "--stream", "--run-config", words
-        )
+        return self.start(name, BIN / "flwr", "run", app, "here", "--stream", "--run-config", words)
 
 
 def _words(path: Path) -> list[str]:

@@ -9,15 +9,20 @@ from typing import Any
 
 import undrift as ud
 from undrift.data.sets import Data
+from undrift.experiment.federation import federation
 from undrift.flower.messages import NEVER, Parcel, packed, stamps_of, unpacked
 from undrift.flower.node import Node
 from undrift.flower.problems import share
 from undrift.flower.serving import serve
 from undrift.flower.settings import Deployment
 from undrift.flower.shelf import Shelf
+from undrift.recording.recorded import played
+from undrift.recording.running import settings_of
 
 NAMES = ("ash", "birch", "cedar")
-Fault = Callable[[str, Parcel], str]  # what becomes of a request: "", "unheard", "unanswered", "twice"
+Fault = Callable[
+    [str, Parcel], str
+]  # what becomes of a request: "", "unheard", "unanswered", "twice"
 
 
 def experiment(algorithm: Any = "scaffold-m", **words: Any) -> ud.Experiment:
@@ -38,6 +43,12 @@ def experiment(algorithm: Any = "scaffold-m", **words: Any) -> ud.Experiment:
 def part(number: int) -> Data:
     """A client's samples, which are the same in all experiments here."""
     return share(experiment(), number)
+
+
+def simulated(made: ud.Experiment) -> list[ud.Round]:
+    """The rounds of the same experiment without nodes."""
+    one = made.single(*made.runs()[0]).model_copy(update={"engine": "sequential"})
+    return list(played(settings_of(one, federation(one, one.seeds[0]))))
 
 
 class Nodes:

@@ -9,7 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 import undrift as ud
-from tests.nodes import NAMES, Nodes, deployed, deployed_rounds, experiment, invariant_gap, run_dir
+from tests.nodes import (
+    NAMES,
+    Nodes,
+    deployed,
+    deployed_rounds,
+    experiment,
+    invariant_gap,
+    run_dir,
+    simulated,
+)
+from undrift.data.sets import Data
 from undrift.experiment.federation import federation
 from undrift.flower.messages import Parcel
 from undrift.hyper import METHODS
@@ -20,11 +30,6 @@ from undrift.recording.running import settings_of
 from undrift.report import write_report
 from undrift.run import State
 from undrift.states import ClientStates
-
-
-def simulated(made: ud.Experiment) -> list[ud.Round]:
-    one = made.single(*made.runs()[0]).model_copy(update={"engine": "sequential"})
-    return list(played(settings_of(one, federation(one, one.seeds[0]))))
 
 
 def model(folder: Path) -> torch.Tensor:
@@ -275,9 +280,7 @@ def test_shut_out_is_for_the_rest_of_the_run(tmp_path: Path) -> None:
 def test_a_node_that_fails_is_left_out(tmp_path: Path) -> None:
     nodes = Nodes(experiment(participation={"scheme": "everyone"}), tmp_path)
     nodes.spoil = lambda who, reply: (
-        Parcel("failed", {"reason": "no memory"})
-        if who == "ash" and reply.kind == "up"
-        else reply
+        Parcel("failed", {"reason": "no memory"}) if who == "ash" and reply.kind == "up" else reply
     )
     assert deployed(nodes)[0].left_out == (0,)
     assert faults(tmp_path)[0]["fault"] == "failed: no memory"
@@ -363,7 +366,9 @@ def test_a_node_with_another_model_is_refused(tmp_path: Path, caplog: Any) -> No
     assert "model.parameters is" in said
 
 
-def test_a_node_of_another_version_is_refused(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+def test_a_node_of_another_version_is_refused(
+    tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.spoil = lambda who, reply: (
         Parcel("hello", {**reply.words, "undrift": "9.9"}) if who == "ash" else reply
@@ -378,7 +383,7 @@ def test_nodes_without_data_or_with_others_are_refused(tmp_path: Path, caplog: A
         "has no samples": lambda config: (X[:0], Y[:0]),
         "has no data": None,
         "a sample has 63 numbers on the node and 64": lambda config: (X[:, 1:], Y),
-        "the data have 7 classes on the node and 10": lambda config: ud.data.sets.Data(
+        "the data have 7 classes on the node and 10": lambda config: Data(
             "own", (X, Y), None, classes=7
         ),
         "12": lambda config: (X, Y + 12),

@@ -86,7 +86,10 @@ SERVERS = (
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=["synchronous", "deadline", "buffer"])
-@given(events=st.lists(st.sampled_from(EVENTS), max_size=25), name=st.sampled_from(("scaffold", "feddyn")))
+@given(
+    events=st.lists(st.sampled_from(EVENTS), max_size=25),
+    name=st.sampled_from(("scaffold", "feddyn")),
+)
 @settings(max_examples=20, deadline=None)
 def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str) -> None:
     made = experiment(name, rounds=5, server=server, model={"name": "mlp", "hidden": [1]})
@@ -94,7 +97,11 @@ def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str
         lived_through(made, events, Path(folder))
 
 
-@given(events=st.lists(st.sampled_from(("", "unheard", "unanswered", "twice", "slow", "server")), max_size=25))
+@given(
+    events=st.lists(
+        st.sampled_from(("", "unheard", "unanswered", "twice", "slow", "server")), max_size=25
+    )
+)
 @settings(max_examples=20, deadline=None)
 def test_without_loss_of_states_the_bits_are_the_same(events: list[str]) -> None:
     made = experiment("scaffold-m", rounds=4, model={"name": "mlp", "hidden": [1]})

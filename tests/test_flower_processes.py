@@ -21,8 +21,10 @@ from undrift.recording.recorded import played
 from undrift.recording.running import settings_of
 from undrift.report import write_report
 
+PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
+
 # A node that misbehaves when a file says so: after its work it is killed with its SuperNode, or its answer is spoilt.
-MISCHIEF = '''
+MISCHIEF = """
 
 import json, os, signal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
@@ -62,7 +64,7 @@ def train(message, context):
     reply.content["arrays"] = ArrayRecord(arrays)
     reply.content["words"] = ConfigRecord(words)
     return reply
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
 
 def app_of(flower: Loopback, made: ud.Experiment, name: str) -> Path:
     folder = flower.folder / name
-    write_app(folder, made, NAMES, "127.0.0.1", name)
+    write_app(folder, made, NAMES, "127.0.0.1")
     with (folder / "app" / "client_app.py").open("a") as file:
         file.write(MISCHIEF)
     return folder
@@ -102,7 +104,7 @@ def recorded(flower: Loopback, name: str) -> int:
 def finished(flower: Loopback, name: str, log: str) -> None:
     wait_until(
         lambda: (run_of(flower, name) / "result.json").exists(),
-        300,
+        PATIENCE,
         lambda: flower.said(log) + "".join(flower.said(f"node-{n}") for n in NAMES),
     )
 
@@ -120,32 +122,38 @@ def close_to_simulation(flower: Loopback, made: ud.Experiment, name: str) -> Non
         assert tuple(line["clients"]) == r.clients and line["left_out"] == []
 
 
+def stamps(flower: Loopback, name: str) -> list[str]:
+    """The states that a node has."""
+    found = (flower.folder / "states" / name).glob("*/*.safetensors")
+    return sorted(path.stem for path in found)
+
+
 def mischief(flower: Loopback, **orders: str) -> None:
     for name, order in orders.items():
         (flower.folder / "mischief" / name).write_text(order)
 
 
 def test_scaffold_m_survives_kills_of_everyone(flower: Loopback) -> None:
-    """Equal to its simulation, though a node dies between rounds, one after its work, and the server in between."""
+    """Equal to its simulation, though a node dies between rounds, one after its work, and then the server."""
     made = experiment(
-        {"name": "scaffold-m", "beta": 0.2}, rounds=3, participation={"scheme": "everyone"}
+        {"name": "scaffold-m", "beta": 0.2}, rounds=2, participation={"scheme": "everyone"}
     )
     app = app_of(flower, made, "kills")
-    settings: dict[str, Any] = {"run-dir": str(run_of(flower, "kills")), "poll": 0.3, "again": 15.0}
-    mischief(flower, cedar="die")  # in round 1, when its work is done
+    settings: dict[str, Any] = {"run-dir": str(run_of(flower, "kills")), "poll": 0.3}
     flower.flwr_run("kills-1", app, **settings)
-    wait_until(lambda: flower.nodes["cedar"].poll() is not None, 200, lambda: flower.said("kills-1"))
-    flower.nodes["cedar"] = flower.supernode("cedar", 2)
-    wait_until(lambda: recorded(flower, "kills") >= 1, 200, lambda: flower.said("kills-1"))
-    flower.kill(flower.nodes["birch"])  # between rounds, or early in round 2
-    flower.nodes["birch"] = flower.supernode("birch", 1)
-    wait_until(lambda: recorded(flower, "kills") >= 2, 200, lambda: flower.said("kills-1"))
+    wait_until(lambda: recorded(flower, "kills") == 1, PATIENCE, lambda: flower.said("kills-1"))
+    flower.kill(flower.nodes["birch"])  # between rounds
+    mischief(flower, cedar="die")  # in round 2, when its work is done and its state is written
+    wait_until(lambda: flower.nodes["cedar"].poll() is not None, PATIENCE)
+    assert stamps(flower, "birch") == ["00000001-01"]
+    assert stamps(flower, "cedar") == ["00000001-01", "00000002-01"]
     flower.kill_server_app()
+    assert recorded(flower, "kills") == 1
     flower.flwr_run("kills-2", app, **settings)
+    for name in ("birch", "cedar"):
+        flower.revive(name, NAMES.index(name))
     finished(flower, "kills", "kills-2")
     close_to_simulation(flower, made, "kills")
-    states = sorted((flower.folder / "states" / "birch").glob("*/*.safetensors"))
-    assert 1 <= len(states) <= 3  # what the server might still ask for, and no more
 
 
 def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: Loopback) -> None:
@@ -164,14 +172,14 @@ def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: L
 
 
 def test_bad_answers_are_left_out(flower: Loopback) -> None:
-    made = experiment("fedavg", rounds=2, participation={"scheme": "everyone"})
+    made = experiment("fedavg", rounds=1, participation={"scheme": "everyone"})
     app = app_of(flower, made, "bad")
     mischief(flower, ash="NaN", birch="shape", cedar="round")
     settings = {"run-dir": str(run_of(flower, "bad")), "poll": 0.3, "bad-replies": 2}
     flower.flwr_run("bad", app, **settings)
     finished(flower, "bad", "bad")
-    first, second = read_lines(run_of(flower, "bad") / "metrics.jsonl")
-    assert first["left_out"] == [0, 1, 2] and second["left_out"] == []
+    (only,) = read_lines(run_of(flower, "bad") / "metrics.jsonl")
+    assert only["left_out"] == [0, 1, 2] and only["exchanges"] == 0
     said = {f["client"]: f["fault"] for f in read_lines(run_of(flower, "bad") / "faults.jsonl")}
     assert said == {
         "ash": "up.delta has NaN or Inf in it",

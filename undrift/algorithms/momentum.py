@@ -263,9 +263,7 @@ class ScaffoldMVR:
         x = server.x - gamma_of(self.gamma, cohort) * mean.g
         return ScaffoldMVRServer(x, server.x, mean.g, server.c + cohort.share * mean.dc)
 
-    def recount(
-        self, server: ScaffoldMVRServer, mean: Client, cohort: Cohort
-    ) -> ScaffoldMVRServer:
+    def recount(self, server: ScaffoldMVRServer, mean: Client, cohort: Cohort) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(server.x, server.past, server.g, c=cohort.share * mean.c)
 
 

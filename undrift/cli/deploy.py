@@ -1,6 +1,5 @@
 """undrift deploy: an experiment as a Flower app, and the keys to run it with."""
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -37,8 +36,7 @@ def init(
 
     experiment = _chosen(read(file, settings or ()), method, seed)
     names = tuple(name.strip() for name in clients.split(",") if name.strip())
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
-    for path in write_app(folder, experiment, tuple(sorted(names)), host, name):
+    for path in write_app(folder, experiment, tuple(sorted(names)), host):
         print(path)
     print(f"what to do next is in {folder / 'README.md'}")
 

@@ -170,6 +170,4 @@ class Buffered(Server):
         held = {i: Held.of(Stamp(out.version + 1, 1), x) for i, out in used.items()}
         setting = Setting(plan.problem, handed_out(ups, held), 1, plan.local.solver(t))
         (exchange,) = exchanges_of(plan.algorithm, t)
-        return carry_out(
-            exchange, state.server, state.clients, party, setting, Key(plan.seed, t)
-        )
+        return carry_out(exchange, state.server, state.clients, party, setting, Key(plan.seed, t))

@@ -175,9 +175,7 @@ class Fleet:
         here = self._here(expected)
         absent = ", ".join(sorted(expected - here)) or f"{count - len(here)} more"
         said = "; ".join(["", *refused])
-        return (
-            f"{len(here)} of {count} clients came in {self.settings.wait:g} s; missing: {absent}{said}"
-        )
+        return f"{len(here)} of {count} clients came in {self.settings.wait:g} s; missing: {absent}{said}"
 
     # who was asked what
 

@@ -1,5 +1,6 @@
 """What `undrift deploy init` writes: a Flower app in a folder, and a page with the commands that bring it to life."""
 
+import re
 import shutil
 from importlib import resources
 from pathlib import Path
@@ -13,6 +14,8 @@ from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_toml
 from undrift.flower.node import NAME
 from undrift.flower.serving import single
+
+APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 
 SERVER = '''"""The server's half of the app."""
 
@@ -43,10 +46,14 @@ app = client_app(experiment, data)
 
 
 def write_app(
-    folder: Path, experiment: Experiment, clients: tuple[str, ...], host: str, name: str
+    folder: Path, experiment: Experiment, clients: tuple[str, ...], host: str
 ) -> list[Path]:
     """Write a Flower app for an experiment of one method and one seed; the files that were written."""
-    experiment = single(experiment)
+    experiment, name = single(experiment), folder.resolve().name
+    if not APP.fullmatch(name):
+        raise InvalidInput(
+            f"Flower names an app by its folder, with a letter first, then at most 31 letters, digits and hyphens; got {name!r}"
+        )
     for client in clients:
         if not NAME.fullmatch(client):
             raise InvalidInput(f"a client's name has letters, digits and _.@-, got {client!r}")
@@ -101,7 +108,10 @@ def _project(name: str, clients: tuple[str, ...]) -> str:
                         "publisher": "undrift",
                         "fab-format-version": 1,
                         "flwr-version-target": "1.41.0",
-                        "fab-include": ["LICENSE", "app/**"],  # not the keys, states and runs beside it
+                        "fab-include": [
+                            "LICENSE",
+                            "app/**",
+                        ],  # not the keys, states and runs beside it
                         "components": {
                             "serverapp": "app.server_app:app",
                             "clientapp": "app.client_app:app",
@@ -140,7 +150,12 @@ def _page(name: str, clients: tuple[str, ...], host: str, experiment: Experiment
         f"flwr supernode register keys/{client}.pub {name} --name {client}" for client in some
     )
     return Template(text).substitute(
-        name=name, host=host, nodes=nodes, register=register, first=some[0], label=experiment.labels[0]
+        name=name,
+        host=host,
+        nodes=nodes,
+        register=register,
+        first=some[0],
+        label=experiment.labels[0],
     )
 
 

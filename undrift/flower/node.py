@@ -51,7 +51,9 @@ class Node:
         self.name = _name(config)
         self.folder = Path(str(config.get("state", "~/.undrift/states"))).expanduser() / self.name
         self._read = data or self._share
-        self._made: tuple[Any, ModelProblem] | None = None  # so that several requests in a process read once
+        self._made: tuple[Any, ModelProblem] | None = (
+            None  # so that several requests in a process read once
+        )
         ((_, method),) = experiment.methods.items()
         self.method, self.local = method.make(), experiment.local_of(experiment.labels[0])
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from undrift.core import Exchange, map_tensors, nbytes, tensors
+from undrift.core import Exchange, map_tensors, nbytes
 from undrift.errors import Deserted, Stopped
 from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
 from undrift.flower.checks import Bad, read_answer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.checks import check_fit, check_first_records, check_timed
+from undrift.checks import check_first_records, check_fit, check_timed
 from undrift.core import Vec
 from undrift.engines import Choice
 from undrift.errors import InvalidInput

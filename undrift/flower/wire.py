@@ -16,7 +16,7 @@ FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not tr
 
 def to_records(parcel: Parcel) -> RecordDict:
     """A parcel as Flower's records: words as JSON, tensors as arrays."""
-    words = {"kind": parcel.kind, "words": json.dumps(parcel.words)}
+    words: Any = {"kind": parcel.kind, "words": json.dumps(parcel.words)}
     arrays = {name: Array(t.detach().cpu().numpy()) for name, t in parcel.arrays.items()}
     return RecordDict({"words": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
 
@@ -51,7 +51,9 @@ class FlowerLink:
         kind = "train" if parcel.kind in ("work", "state") else "query"
         round = parcel.words.get("visit", {}).get("round", "")
         (ticket,) = self.grid.push_messages([Message(records, node, kind, group_id=str(round))])
-        return ticket or f"{UNSENT}{node}"  # a node that is gone is asked again as one that does not answer
+        return (
+            ticket or f"{UNSENT}{node}"
+        )  # a node that is gone is asked again as one that does not answer
 
     def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
         sent = [ticket for ticket in tickets if not ticket.startswith(UNSENT)]
