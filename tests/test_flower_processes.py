@@ -4,6 +4,7 @@ One session of processes serves all of it, since every message takes Flower a fe
 """
 
 from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +190,16 @@ def test_bad_answers_are_left_out(flower: Loopback) -> None:
 
 
 def test_strangers_and_plain_connections_do_not_get_in(flower: Loopback) -> None:
-    """They were there all the time."""
+    """They have been at the door all the time."""
     for name in ("stranger", "plain"):
         assert "SuperNode ID" not in flower.said(f"node-{name}")
+    assert "Failed to activate SuperNode" in flower.said("node-stranger")
+    assert "No SuperNode found with the given public key" in flower.said("superlink")
     known = flower.run(BIN / "flwr", "supernode", "list", "here", "--format", "json")
+    assert all(name in known.stdout for name in NAMES)
     assert "stranger" not in known.stdout and "plain" not in known.stdout
+    plain = HTTPConnection("127.0.0.1", flower.port, timeout=60)
+    with pytest.raises((HTTPException, ConnectionError)):
+        plain.request("GET", "/")
+        plain.getresponse()
+    plain.close()

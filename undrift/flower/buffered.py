@@ -10,7 +10,8 @@ from undrift.core import Exchange, exchanges_of, map_tensors, nbytes
 from undrift.errors import Deserted
 from undrift.exchange import Party, Setting, Traffic, carry_out
 from undrift.flower.messages import Held, Parcel, Stamp
-from undrift.flower.server import Gathered, Lost, Server, handed_out
+from undrift.flower.parties import handed_out
+from undrift.flower.server import Gathered, Lost, Server
 from undrift.keyed import Key
 from undrift.run import Round, State, States
 from undrift.servers import Buffer

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from torch import Tensor
-
 from undrift.core import Exchange, map_tensors, nbytes
 from undrift.errors import Deserted, Stopped
 from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
@@ -28,6 +26,7 @@ from undrift.flower.checks import Bad, read_answer
 from undrift.flower.faults import Faults
 from undrift.flower.fleet import Fleet
 from undrift.flower.messages import NEVER, Held, Parcel, Stamp, packed, stamps_of
+from undrift.flower.parties import among, handed_out, only, row
 from undrift.flower.problems import form_of_answer
 from undrift.keyed import Key
 from undrift.participation import Draw
@@ -138,7 +137,7 @@ class Server:
                 self._check_complete(gathered, t, state)
                 came.difference_update(gathered.late)
                 if exchange.to == "cohort":  # who is lost does not come to a second exchange
-                    draw = _only(draw, gathered.good)
+                    draw = only(draw, gathered.good)
                 if len(gathered.good) < self._minimum(exchange):
                     log.warning("round %d: too few answers, the model stays as it is", t)
                     continue
@@ -176,7 +175,7 @@ class Server:
 
     def _cohort(self, t: int) -> Draw:
         draw = self.plan.participation.draw(self.plan.seed, t, self.plan.problem.weights)
-        here = _only(draw, [i for i in draw.clients if not self.faults.shut_out(i)])
+        here = only(draw, [i for i in draw.clients if not self.faults.shut_out(i)])
         if draw.clients and not here.clients:
             if all(self.faults.shut_out(i) for i in range(self.plan.problem.N)):
                 raise Deserted(f"round {t}: all clients are shut out", t, None)
@@ -205,19 +204,37 @@ class Server:
     def gather(
         self, exchange: Exchange, down: Any, states: Any, party: Party, when: int, number: int
     ) -> Gathered:
-        """Ask the clients of an exchange, wait until all have answered or time is up, look at every answer."""
+        """Ask the clients of an exchange for their work."""
+        requests = {
+            i: self.request(down, states, i, steps, when, number)
+            for i, steps in zip(party.clients, party.steps, strict=True)
+        }
+        patience = float("inf") if exchange.to == "everyone" else self._patience
+        form, least = self.form(exchange, down, when), self._minimum(exchange)
+        found, lost = self.collected(requests, form, when, patience, least)
+        if lost:
+            raise Lost(lost)
+        for i in found.late:
+            self.faults.note(when, i, "late")
+        return found
+
+    @property
+    def _patience(self) -> float:
+        return self.policy.seconds if isinstance(self.policy, Deadline) else float("inf")
+
+    def collected(
+        self, requests: dict[int, Parcel], form: Any, when: int, patience: float, least: int
+    ) -> tuple[Gathered, list[int]]:
+        """Ask, wait until all have answered or time is up (and as many as are needed have), look at every answer.
+
+        A client that has lost its state is among the second, unless it can begin anew on its own.
+        """
         found, lost = Gathered(), []
-        form = self.form(exchange, down, when)
-        requests = {}
-        for i, steps in zip(party.clients, party.steps, strict=True):
-            requests[i] = self.request(down, states, i, steps, when, number)
-            self.fleet.ask(i, requests[i])
-        waiting = set(party.clients)
-        link, began = self.fleet.link, self.fleet.link.now()
-        patience = self.policy.seconds if isinstance(self.policy, Deadline) else float("inf")
-        if exchange.to == "everyone":
-            patience = float("inf")
-        while waiting:
+        waiting, link = set(requests), self.fleet.link
+        for i, request in requests.items():
+            self.fleet.ask(i, request)
+        end = link.now() + patience
+        while waiting and not (link.now() >= end and len(found.good) >= least):
             for i, reply in self.fleet.answers():
                 if i not in waiting:
                     continue
@@ -229,20 +246,14 @@ class Server:
                 waiting.discard(i)
                 if reply.kind == "lost":
                     lost.append(i)
-                    continue
-                self.take(found, i, reply, requests[i], form, when)
-            enough = len(found.good) >= self._minimum(exchange)
-            if waiting and enough and link.now() - began >= patience:
-                break
+                else:
+                    self.take(found, i, reply, requests[i], form, when)
             if waiting:
                 link.pause(self.fleet.settings.poll)
         self.fleet.forget(waiting)
-        if lost:
-            raise Lost(sorted(lost))
         found.late = sorted(waiting)
-        for i in found.late:
-            self.faults.note(when, i, "late")
-        return found
+        found.bad.sort()
+        return found, sorted(lost)
 
     def take(
         self, found: Gathered, i: int, reply: Parcel, request: Parcel, form: Any, when: int
@@ -328,22 +339,8 @@ class Server:
         fresh = plan.algorithm.client(x)
         everyone = Exchange(lambda _: (), lambda d, c, w: (c, c), recount.recount, to="everyone")
         party = self._present(party_of(plan, everyone, Draw(()), t, 0))
-        found, waiting = Gathered(), set(party.clients)
-        requests = {}
-        for i in party.clients:
-            about = self._about(states, i, Stamp(t, 0))
-            requests[i] = Parcel("state", about)
-            self.fleet.ask(i, requests[i])
-        began, link = self.fleet.link.now(), self.fleet.link
-        patience = self.policy.seconds if isinstance(self.policy, Deadline) else float("inf")
-        while waiting and link.now() - began < patience:
-            for i, reply in self.fleet.answers():
-                waiting.discard(i)
-                if reply.kind != "lost":
-                    self.take(found, i, reply, requests[i], fresh, t)
-            if waiting:
-                link.pause(self.fleet.settings.poll)
-        self.fleet.forget(waiting)
+        requests = {i: Parcel("state", self._about(states, i, Stamp(t, 0))) for i in party.clients}
+        found, _ = self.collected(requests, fresh, t, self._patience, least=0)
         gone = [i for i in range(plan.problem.N) if i not in found.good]
         self._begin_anew(state, [i for i in gone if self._held(state, i) != NEVER], t)
         if not found.good:
@@ -366,39 +363,4 @@ class Server:
     def _begin_anew(self, state: State, clients: Sequence[int], t: int) -> None:
         for i in clients:
             self.faults.note(t, i, "begins anew: its state is lost, or was not sent when asked for")
-            state.clients.scatter([i], map_tensors(_row, Held.of(NEVER, self.plan.problem.x0)))
-
-
-def handed_out(good: Mapping[int, Any], held: "Held | Mapping[int, Held]") -> Any:
-    """An engine that hands out answers that are there, and with each the stamp of the state that its client has now."""
-
-    def engine(
-        local: Any, down: Any, states: Any, clients: Sequence[int], lend: Any, chunk: int
-    ) -> Iterator[tuple[Sequence[int], Any, Any]]:
-        for i in clients:
-            mine = held if isinstance(held, Held) else held[i]
-            yield [i], map_tensors(_row, good[i]), map_tensors(_row, mine)
-
-    return engine
-
-
-def among(party: Party, clients: Any) -> Party:
-    """The part of a party that is among these clients."""
-    rows = [j for j, i in enumerate(party.clients) if i in set(clients)]
-    return replace(
-        party,
-        clients=[party.clients[j] for j in rows],
-        weights=[party.weights[j] for j in rows],
-        steps=[party.steps[j] for j in rows],
-        share=[party.share[j] for j in rows],
-    )
-
-
-def _only(draw: Draw, clients: Any) -> Draw:
-    rows = [j for j, i in enumerate(draw.clients) if i in set(clients)]
-    counts = None if draw.counts is None else tuple(draw.counts[j] for j in rows)
-    return Draw(tuple(draw.clients[j] for j in rows), counts)
-
-
-def _row(t: Tensor) -> Tensor:
-    return t.unsqueeze(0)
+            state.clients.scatter([i], map_tensors(row, Held.of(NEVER, self.plan.problem.x0)))
