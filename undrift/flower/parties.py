@@ -27,7 +27,8 @@ def handed_out(good: Mapping[int, Any], held: Held | Mapping[int, Held]) -> Any:
 
 def among(party: Party, clients: Any) -> Party:
     """The part of a party that is among these clients."""
-    rows = [j for j, i in enumerate(party.clients) if i in set(clients)]
+    here = set(clients)
+    rows = [j for j, i in enumerate(party.clients) if i in here]
     return replace(
         party,
         clients=[party.clients[j] for j in rows],
@@ -38,10 +39,13 @@ def among(party: Party, clients: Any) -> Party:
 
 
 def only(draw: Draw, clients: Any) -> Draw:
-    rows = [j for j, i in enumerate(draw.clients) if i in set(clients)]
+    """The part of a draw that is among these clients."""
+    here = set(clients)
+    rows = [j for j, i in enumerate(draw.clients) if i in here]
     counts = None if draw.counts is None else tuple(draw.counts[j] for j in rows)
     return Draw(tuple(draw.clients[j] for j in rows), counts)
 
 
 def row(t: Tensor) -> Tensor:
+    """One client's tensor as a table of one row."""
     return t.unsqueeze(0)
