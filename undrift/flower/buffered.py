@@ -8,13 +8,14 @@ import torch
 
 from undrift.core import Exchange, exchanges_of, map_tensors, nbytes
 from undrift.errors import Deserted
-from undrift.exchange import Party, Setting, Traffic, carry_out
+from undrift.exchange import Party, Traffic
 from undrift.flower.messages import Held, Parcel, Stamp
-from undrift.flower.parties import handed_out
+from undrift.flower.parties import stepped_on
 from undrift.flower.server import Gathered, Lost, Server
 from undrift.keyed import Key
-from undrift.run import Round, State, States
+from undrift.run import Round, State
 from undrift.servers import Buffer
+from undrift.states import Pending
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,13 @@ class Buffered(Server):
         self._contacted = state.round > 0
         return super().rounds(state, last, evaluate_every)
 
-    def round(self, state: State, t: int) -> tuple[Any, States, Round]:
+    def round(self, state: State, pending: Pending, t: int) -> tuple[Any, Round]:
         first = None
         if not self._contacted and exchanges_of(self.plan.algorithm, 0):
-            server, new, first = super().round(state, 0)
-            for who, held in new:
-                state.clients.scatter(who, held)
+            server, first = super().round(state, pending, 0)
+            pending.keep()
             state = replace(state, server=server)
-        self._contacted = True
-        self._server = state.server
+        self._contacted, self._server = True, state.server
         found, sent = Gathered(), 0
         assert isinstance(self.policy, Buffer)
         while len(self.buffer) < self.policy.size:
@@ -61,20 +60,13 @@ class Buffered(Server):
         outcome = self._step(state, used, t)
         for i in used:
             del self.buffer[i]
-        traffic = Traffic(sent, found.bytes_up, tuple(found.bad)) + replace(
-            outcome.traffic, bytes_down=0
-        )
-        r = Round(
-            t, tuple(used), {}, traffic.bytes_down, traffic.bytes_up, 0.0, traffic.left_out, 1
-        )
+        pending.hold(outcome.states)
+        traffic = Traffic(sent, found.bytes_up, tuple(found.bad)) + outcome.traffic
+        down, up, out, count = traffic.bytes_down, traffic.bytes_up, traffic.left_out, 1
         if first is not None:
-            r = replace(
-                r,
-                bytes_down=r.bytes_down + first.bytes_down,
-                bytes_up=r.bytes_up + first.bytes_up,
-                exchanges=1 + first.exchanges,
-            )
-        return outcome.server, outcome.states, r
+            down, up = down + first.bytes_down, up + first.bytes_up
+            count += first.exchanges
+        return outcome.server, Round(t, tuple(used), {}, down, up, 0.0, out, count)
 
     def _in_line(self, cohort: int) -> Iterator[tuple[int, float]]:
         """Clients in the order in which participation names them, cohort after cohort, with their weights."""
@@ -169,6 +161,5 @@ class Buffered(Server):
         }
         x = plan.problem.x0
         held = {i: Held.of(Stamp(out.version + 1, 1), x) for i, out in used.items()}
-        setting = Setting(plan.problem, handed_out(ups, held), 1, plan.local.solver(t))
         (exchange,) = exchanges_of(plan.algorithm, t)
-        return carry_out(exchange, state.server, state.clients, party, setting, Key(plan.seed, t))
+        return stepped_on(ups, held, exchange, state.server, state.clients, party, plan, t)

@@ -1,28 +1,37 @@
 """Answers that have come, as the code of a simulation takes them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from undrift.core import map_tensors
-from undrift.exchange import Party
+from undrift.core import Exchange, map_tensors
+from undrift.exchange import Outcome, Party, collected, stepped
 from undrift.flower.messages import Held
 from undrift.participation import Draw
+from undrift.site import Plan
+from undrift.states import ClientStates
 
 
-def handed_out(good: Mapping[int, Any], held: Held | Mapping[int, Held]) -> Any:
-    """An engine that hands out answers that are there, and with each the stamp of the state that its client has now."""
+def stepped_on(
+    good: Mapping[int, Any],
+    held: Mapping[int, Held],
+    exchange: Exchange,
+    server: Any,
+    states: ClientStates,
+    party: Party,
+    plan: Plan,
+    t: int,
+) -> Outcome:
+    """The server's step on answers that have come, by the code of a simulation.
 
-    def engine(
-        local: Any, down: Any, states: Any, clients: Sequence[int], lend: Any, chunk: int
-    ) -> Iterator[tuple[Sequence[int], Any, Any]]:
-        for i in clients:
-            mine = held if isinstance(held, Held) else held[i]
-            yield [i], map_tensors(row, good[i]), map_tensors(row, mine)
-
-    return engine
+    The new "state" of a client is here the stamp of the one that it has now.
+    """
+    party = among(party, good)
+    rows = (([i], map_tensors(row, good[i]), map_tensors(row, held[i])) for i in party.clients)
+    part = collected(rows, states, party, plan.problem, t)
+    return stepped(exchange.update, server, [part], party, plan.problem, plan.local.solver(t), t)
 
 
 def among(party: Party, clients: Any) -> Party:
@@ -35,6 +44,7 @@ def among(party: Party, clients: Any) -> Party:
         weights=[party.weights[j] for j in rows],
         steps=[party.steps[j] for j in rows],
         share=[party.share[j] for j in rows],
+        staleness=None if party.staleness is None else [party.staleness[j] for j in rows],
     )
 
 

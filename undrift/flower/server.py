@@ -14,24 +14,25 @@ names that stamp.  A client without that state says so, and then, by what the me
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from undrift.core import Exchange, map_tensors, nbytes
 from undrift.errors import Deserted, Stopped
-from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
+from undrift.exchange import Party, Traffic
 from undrift.flower.checks import Bad, read_answer
 from undrift.flower.faults import Faults
 from undrift.flower.fleet import Fleet
 from undrift.flower.messages import NEVER, Held, Parcel, Stamp, packed, stamps_of
-from undrift.flower.parties import among, handed_out, only, row
+from undrift.flower.parties import among, only, row, stepped_on
 from undrift.flower.problems import form_of_answer
-from undrift.keyed import Key
 from undrift.participation import Draw
-from undrift.run import Plan, Round, State, States, exchanges_in, party_of, written
+from undrift.run import Round, State, exchanges_in, party_of
 from undrift.servers import Deadline, ServerPolicy
+from undrift.site import Plan
+from undrift.states import Pending
 
 log = logging.getLogger("undrift")
 
@@ -93,16 +94,11 @@ class Server:
         while state.round < last:
             t, began = state.round + 1, perf_counter()
             self._note(state)
-            while True:
-                try:
-                    server, new, r = self.round(state, t)
-                    break
-                except Lost as lost:
-                    state = self.mended(state, lost.clients, t)
+            server, r, pending = self._whole(state, t)
             seconds = perf_counter() - began
             evaluated = t % evaluate_every == 0 or t == last
             metrics = problem.evaluate(server.x) if evaluated else {}
-            written(new, state.clients)
+            pending.keep()
             state.clients.round = t
             state = State(t, server, state.clients)
             traffic, self.extra = self.extra, Traffic()
@@ -115,63 +111,50 @@ class Server:
                 _state=state,
             )
 
-    def round(self, state: State, t: int) -> tuple[Any, States, Round]:
-        """The exchanges of one cohort; the new states are not written yet."""
+    def _whole(self, state: State, t: int) -> tuple[Any, Round, Pending]:
+        """A round from its beginning to its end, begun again when lost states had to be mended."""
+        while True:
+            pending = Pending(state.clients)
+            try:
+                return *self.round(state, pending, t), pending
+            except Lost as lost:
+                pending.undo()
+                state = self.mended(state, lost.clients, t)
+            except BaseException:
+                pending.undo()
+                raise
+
+    def round(self, state: State, pending: Pending, t: int) -> tuple[Any, Round]:
+        """The exchanges of one cohort; the new stamps are held back."""
         plan, states = self.plan, state.clients
         draw = self._cohort(t) if t > 0 else Draw(())  # a first contact has none
         server, traffic, count = state.server, Traffic(), 0
         came = set(draw.clients)
-        new: States = []
-        old: States = []  # what earlier exchanges of this round wrote over
-        try:
-            for when, number, exchange in exchanges_in(plan.algorithm, t):
-                old += [(who, states.gather(who)) for who, _ in new]
-                new = written(new, states)
-                party = self._present(party_of(plan, exchange, draw, when, number))
-                if not any(party.weights):
-                    continue  # nobody came, or nobody who counts
-                down = exchange.send(server)
-                traffic += Traffic(bytes_down=nbytes(down) * len(party.clients))
-                gathered = self.gather(exchange, down, states, party, when, number)
-                traffic += Traffic(bytes_up=gathered.bytes_up, left_out=tuple(gathered.bad))
-                self._check_complete(gathered, t, state)
-                came.difference_update(gathered.late)
-                if exchange.to == "cohort":  # who is lost does not come to a second exchange
-                    draw = only(draw, gathered.good)
-                if len(gathered.good) < self._minimum(exchange):
-                    log.warning("round %d: too few answers, the model stays as it is", t)
-                    continue
-                outcome = self.updated(exchange, server, state, party, gathered.good, when, number)
-                server, new, count = outcome.server, outcome.states, count + 1
-                traffic += replace(outcome.traffic, bytes_down=0)
-                if exchange.to == "everyone" and len(gathered.good) < plan.problem.N:
-                    old += [(who, states.gather(who)) for who, _ in new]
-                    new = written(new, states)
-                    server = self._complete(replace(state, server=server), t)
-        except BaseException:
-            written(old[::-1], states)
-            raise
-        r = Round(
-            t, tuple(sorted(came)), {}, traffic.bytes_down, traffic.bytes_up, 0.0, traffic.left_out
-        )
-        return server, new, replace(r, exchanges=count)
-
-    def updated(
-        self,
-        exchange: Exchange,
-        server: Any,
-        state: State,
-        party: Party,
-        good: Mapping[int, Any],
-        when: int,
-        number: int,
-    ) -> Outcome:
-        """The server's step on the answers that came, by the code of a simulation."""
-        held = Held.of(Stamp(when, number + 1), self.plan.problem.x0)
-        solver = self.plan.local.solver(when)
-        setting = Setting(self.plan.problem, handed_out(good, held), 1, solver)
-        key = Key(self.plan.seed, when, number)
-        return carry_out(exchange, server, state.clients, among(party, good), setting, key)
+        for when, number, exchange in exchanges_in(plan.algorithm, t):
+            pending.write()
+            party = self._present(party_of(plan, exchange, draw, when, number))
+            if not any(party.weights):
+                continue  # nobody came, or nobody who counts
+            down = exchange.send(server)
+            gathered = self.gather(exchange, down, states, party, when, number)
+            sent = nbytes(down) * len(party.clients)
+            traffic += Traffic(sent, gathered.bytes_up, tuple(gathered.bad))
+            self._check_complete(gathered, t, state)
+            came.difference_update(gathered.late)
+            if exchange.to == "cohort":  # who is lost does not come to a second exchange
+                draw = only(draw, gathered.good)
+            if len(gathered.good) < self._minimum(exchange):
+                log.warning("round %d: too few answers, the model stays as it is", t)
+                continue
+            held = dict.fromkeys(gathered.good, Held.of(Stamp(when, number + 1), plan.problem.x0))
+            outcome = stepped_on(gathered.good, held, exchange, server, states, party, plan, when)
+            pending.hold(outcome.states)
+            server, count, traffic = outcome.server, count + 1, traffic + outcome.traffic
+            if exchange.to == "everyone" and len(gathered.good) < plan.problem.N:
+                pending.write()
+                server = self._complete(replace(state, server=server), t)
+        down, up, out = traffic.bytes_down, traffic.bytes_up, traffic.left_out
+        return server, Round(t, tuple(sorted(came)), {}, down, up, 0.0, out, count)
 
     def _cohort(self, t: int) -> Draw:
         draw = self.plan.participation.draw(self.plan.seed, t, self.plan.problem.weights)
@@ -346,10 +329,7 @@ class Server:
         if not found.good:
             return plan.algorithm.server(state.server.x)
         held = {i: Held.of(self._held(state, i), x) for i in found.good}
-        setting = Setting(plan.problem, handed_out(found.good, held), 1, plan.local.solver(t))
-        outcome = carry_out(
-            everyone, state.server, states, among(party, found.good), setting, Key(plan.seed, t)
-        )
+        outcome = stepped_on(found.good, held, everyone, state.server, states, party, plan, t)
         self.extra += Traffic(bytes_up=outcome.traffic.bytes_up + found.bytes_up)
         return outcome.server
 

@@ -37,8 +37,9 @@ from undrift.recording.directory import (
 )
 from undrift.recording.files import Lines, lock, read_json, write_json
 from undrift.recording.recorded import Settings, recorded
-from undrift.run import Plan, Round
+from undrift.run import Round
 from undrift.servers import Buffer, Synchronous
+from undrift.site import Plan
 
 log = logging.getLogger("undrift")
 
