@@ -161,7 +161,9 @@ class Algorithm(Protocol):
     """A federated method.
 
     Optional besides: `exchanges(t)`, where a round is not one exchange with the cohort (see `exchanges_of`);
-    `check(N, rounds)`, which raises InvalidInput for what the method cannot do; `spec`, which `@ud.algorithm` adds.
+    `check(N, rounds)`, which raises InvalidInput for what the method cannot do; `spec`, which `@ud.algorithm` adds;
+    `recount(server, mean, cohort)`, where the server keeps the sum of all clients' states: the same server with that sum
+    made anew from the mean state of those in the cohort, all others being as `client(x)` makes them.
     """
 
     def server(self, x: Vec) -> Any: ...

@@ -51,3 +51,6 @@ class FedDyn:
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         h = server.h + self.alpha * cohort.share * mean.delta
         return Server(server.x - mean.delta - h / self.alpha, h)
+
+    def recount(self, server: Server, mean: Client, cohort: Cohort) -> Server:
+        return Server(server.x, h=cohort.share * mean.g)

@@ -144,6 +144,9 @@ class ScaffoldM:
         x = server.x - gamma_of(self.gamma, cohort) * g
         return ScaffoldMServer(x, g, server.c + cohort.share * mean.dc)
 
+    def recount(self, server: ScaffoldMServer, mean: Client, cohort: Cohort) -> ScaffoldMServer:
+        return ScaffoldMServer(server.x, server.g, c=cohort.share * mean.c)
+
 
 @record
 class FedAvgMVRServer:
@@ -259,6 +262,9 @@ class ScaffoldMVR:
     ) -> ScaffoldMVRServer:
         x = server.x - gamma_of(self.gamma, cohort) * mean.g
         return ScaffoldMVRServer(x, server.x, mean.g, server.c + cohort.share * mean.dc)
+
+    def recount(self, server: ScaffoldMVRServer, mean: Client, cohort: Cohort) -> ScaffoldMVRServer:
+        return ScaffoldMVRServer(server.x, server.past, server.g, c=cohort.share * mean.c)
 
 
 @special_case("fedcm", "Xu et al. 2021", FedAvg_M)

@@ -86,3 +86,6 @@ class Scaffold:
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         x = server.x - self.eta_g * mean.delta
         return Server(x, server.c + cohort.share * mean.dc)
+
+    def recount(self, server: Server, mean: Client, cohort: Cohort) -> Server:
+        return Server(server.x, c=cohort.share * mean.c)

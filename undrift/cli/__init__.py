@@ -9,6 +9,7 @@ import typer
 
 from undrift import __version__
 from undrift.cli.about import list_all
+from undrift.cli.deploy import deploy
 from undrift.cli.doctor import doctor
 from undrift.cli.reports import report
 from undrift.cli.reproduce import reproduce
@@ -46,6 +47,7 @@ for name, command in {
     "doctor": doctor,
 }.items():
     app.command(name)(command)
+app.add_typer(deploy, name="deploy")
 
 
 def main() -> None:

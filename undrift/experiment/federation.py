@@ -1,11 +1,13 @@
 """From an experiment's description to a problem that engines can run."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from undrift.data.sets import Data
 from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.parts import clients_of, loaded, loss_of, model_maker, told_by
@@ -28,15 +30,10 @@ def federation(experiment: Experiment, seed: int) -> Federation:
     >>> federation(e, seed=0).problem.N
     100
     """
-    section, model = experiment.clients, experiment.model
-    options = tuple(sorted(experiment.data.parameters.items()))
-    data = loaded(experiment.data.name, options)
-    net = _initialised(
-        model_maker(model.name, model.parameters), told_by(data), _own(model.seed, seed)
-    )
+    section, data = experiment.clients, data_of(experiment)
     problem = federate(
         data,
-        model=net,
+        model=initial_model(experiment, seed, told_by(data)),
         loss=loss_of(data),
         clients=clients_of(section.partition, section.number, section.parameters),
         weights=section.weights,
@@ -65,11 +62,24 @@ class Opening:
         return made.problem
 
 
+def data_of(experiment: Experiment) -> Data:
+    """The data that an experiment names."""
+    options = tuple(sorted(experiment.data.parameters.items()))
+    return loaded(experiment.data.name, options)
+
+
+def initial_model(experiment: Experiment, seed: int, told: Mapping[str, int]) -> torch.nn.Module:
+    """The model that every run of a seed begins with; `told` is what the data tell it."""
+    model = experiment.model
+    make = model_maker(model.name, model.parameters)
+    return _initialised(make, told, _own(model.seed, seed))
+
+
 def _own(given: int | None, seed: int) -> int:
     return seed if given is None else given
 
 
-def _initialised(make: Any, told: dict[str, int], seed: int) -> torch.nn.Module:
+def _initialised(make: Any, told: Mapping[str, int], seed: int) -> torch.nn.Module:
     """A model with weights from a seed, torch's own randomness left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

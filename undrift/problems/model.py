@@ -474,11 +474,11 @@ class ModelProblem:
         self._hidden_randomness = False
         self._check_inputs()
         before, random = self.flat.buffers(), torch.get_rng_state()
-        others = repr(np.random.get_state()), repr(Random.getstate())
+        others = _other_randomness()
         self._try(self.X, self.Y, "")
         self._hidden_randomness = not torch.equal(random, torch.get_rng_state())
         torch.set_rng_state(random)
-        if others != (repr(np.random.get_state()), repr(Random.getstate())):
+        if others != _other_randomness() and self._draws_elsewhere():
             raise InvalidInput(
                 "the model draws from numpy's or Python's random numbers, which cannot be keyed: use torch's"
             )
@@ -490,6 +490,16 @@ class ModelProblem:
                     f"the model changes its buffer {name!r} in training, which is not a parameter and would be lost "
                     "between clients: remove it or make it constant"
                 )
+
+    def _draws_elsewhere(self) -> bool:
+        """Whether a training step draws numpy's or Python's numbers every time: once it may be another thread that did."""
+        for _ in range(5):
+            before, random = _other_randomness(), torch.get_rng_state()
+            self._try(self.X, self.Y, "")
+            torch.set_rng_state(random)
+            if before == _other_randomness():
+                return False
+        return True
 
     def _check_inputs(self) -> None:
         """What makes inputs of stored samples must be repeatable, and augmentation must be given images."""
@@ -544,6 +554,12 @@ class ModelProblem:
                 f"model and loss do not fit {which}data of shape {list(X.shape)} with targets of shape "
                 f"{list(Y.shape)}, {Y.dtype}: {reason}"
             ) from error
+
+
+def _other_randomness() -> Any:
+    """Where numpy's and Python's own random numbers are."""
+    _, numbers, *rest = np.random.get_state()
+    return np.asarray(numbers).tobytes(), rest, Random.getstate()
 
 
 def _labels(Y: Tensor) -> np.ndarray | None:

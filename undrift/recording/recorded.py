@@ -1,6 +1,6 @@
 """A run that leaves everything behind: figures line by line, checkpoints, the best and the last model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,15 @@ class Settings:
         return self.population is not None or self.server is not None
 
 
-def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iterator[Round]:
+def recorded(
+    folder: Path,
+    settings: Settings,
+    logs: Logs | None = None,
+    play: Callable[[State], Iterator[Round]] | None = None,
+) -> Iterator[Round]:
     """Every round of a run, recorded in a folder; begins where the newest usable checkpoint ends.
+
+    `play` gives the rounds after a state, if another engine than `ud.rounds` does.
 
     Stopped at any moment, by any means, and called again, it records what an uninterrupted run would have.
     """
@@ -60,7 +67,8 @@ def recorded(folder: Path, settings: Settings, logs: Logs | None = None) -> Iter
     record = _Record(folder, checkpoints, saved, _fresh(settings, folder), settings.timed)
     state = record.kept.state
     checkpoints.forget_after(state.round)
-    playing = played(settings, state) if state.round < settings.rounds else iter(())
+    play = play or (lambda start: played(settings, start))
+    playing = play(state) if state.round < settings.rounds else iter(())
     whole = True  # nothing is half done
     with Interrupts() as interrupts:
         try:

@@ -1,0 +1,205 @@
+"""Deployed runs with Flower's own processes on loopback, TLS and keys on: what no test within one process can show.
+
+One session of processes serves all of it, since every message takes Flower a few seconds.
+"""
+
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import undrift as ud
+from tests.loopback import BIN, Loopback, loopback, wait_until
+from tests.nodes import NAMES, experiment
+from undrift.experiment.federation import federation
+from undrift.flower.folder import write_app
+from undrift.recording.files import read_lines
+from undrift.recording.recorded import played
+from undrift.recording.running import settings_of
+from undrift.report import write_report
+
+PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
+
+# A node that misbehaves when a file says so: after its work it is killed with its SuperNode, or its answer is spoilt.
+MISCHIEF = """
+
+import json, os, signal
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.clientapp import ClientApp
+import numpy as np
+
+honest, app = app, ClientApp()
+
+
+@app.query()
+def query(message, context):
+    return honest(message, context)
+
+
+@app.train()
+def train(message, context):
+    reply = honest(message, context)
+    order = Path(os.environ["MISCHIEF"]) / context.node_config["name"]
+    if not order.exists():
+        return reply
+    kind = order.read_text()
+    order.unlink()
+    if kind == "die":
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+    arrays, words = dict(reply.content["arrays"]), dict(reply.content["words"])
+    name = next(iter(arrays))
+    vector = arrays[name].numpy().copy()
+    if kind == "NaN":
+        vector[0] = np.nan
+    if kind == "shape":
+        vector = vector[1:]
+    if kind == "round":
+        visit = json.loads(words["words"])
+        visit["visit"]["round"] -= 1
+        words["words"] = json.dumps(visit)
+    arrays[name] = Array(vector)
+    reply.content["arrays"] = ArrayRecord(arrays)
+    reply.content["words"] = ConfigRecord(words)
+    return reply
+"""
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
+    folder = tmp_path_factory.mktemp("flower")
+    with loopback(folder) as made:
+        made.environment["MISCHIEF"] = str(folder / "mischief")
+        (folder / "mischief").mkdir()
+        made.superlink()
+        made.register(*NAMES)
+        # two that must not get in: one whose key is not registered, one without TLS
+        made.make_key("stranger")
+        made.supernode("stranger", 0)
+        made.supernode("plain", 0, insecure=True)
+        for part, name in enumerate(NAMES):
+            made.nodes[name] = made.supernode(name, part)
+        yield made
+
+
+def app_of(flower: Loopback, made: ud.Experiment, name: str) -> Path:
+    folder = flower.folder / name
+    write_app(folder, made, NAMES, "127.0.0.1")
+    with (folder / "app" / "client_app.py").open("a") as file:
+        file.write(MISCHIEF)
+    return folder
+
+
+def run_of(flower: Loopback, name: str) -> Path:
+    return flower.folder / "runs" / name
+
+
+def recorded(flower: Loopback, name: str) -> int:
+    """How many rounds of a run are done."""
+    return len(list(read_lines(run_of(flower, name) / "metrics.jsonl")))
+
+
+def finished(flower: Loopback, name: str, log: str) -> None:
+    wait_until(
+        lambda: (run_of(flower, name) / "result.json").exists(),
+        PATIENCE,
+        lambda: flower.said(log) + "".join(flower.said(f"node-{n}") for n in NAMES),
+    )
+
+
+def close_to_simulation(flower: Loopback, made: ud.Experiment, name: str) -> None:
+    one = made.single(*made.runs()[0])
+    problem = federation(one, one.seeds[0]).problem
+    here = list(played(settings_of(one, federation(one, one.seeds[0]))))
+    named = load_file(run_of(flower, name) / "model.safetensors")
+    x = torch.cat([named[each].flatten() for each in problem.flat.names])
+    assert float((x - here[-1].x).abs().max()) <= 1e-5
+    lines = list(read_lines(run_of(flower, name) / "metrics.jsonl"))
+    for line, r in zip(lines, here, strict=True):
+        assert (line["bytes_down"], line["bytes_up"]) == (r.bytes_down, r.bytes_up)
+        assert tuple(line["clients"]) == r.clients and line["left_out"] == []
+
+
+def stamps(flower: Loopback, name: str) -> list[str]:
+    """The states that a node has."""
+    found = (flower.folder / "states" / name).glob("*/*.safetensors")
+    return sorted(path.stem for path in found)
+
+
+def mischief(flower: Loopback, **orders: str) -> None:
+    for name, order in orders.items():
+        (flower.folder / "mischief" / name).write_text(order)
+
+
+def test_scaffold_m_survives_kills_of_everyone(flower: Loopback) -> None:
+    """Equal to its simulation, though a node dies between rounds, one after its work, and then the server."""
+    made = experiment(
+        {"name": "scaffold-m", "beta": 0.2}, rounds=2, participation={"scheme": "everyone"}
+    )
+    app = app_of(flower, made, "kills")
+    settings: dict[str, Any] = {"run-dir": str(run_of(flower, "kills")), "poll": 0.3}
+    flower.flwr_run("kills-1", app, **settings)
+    wait_until(lambda: recorded(flower, "kills") == 1, PATIENCE, lambda: flower.said("kills-1"))
+    flower.kill(flower.nodes["birch"])  # between rounds
+    mischief(flower, cedar="die")  # in round 2, when its work is done and its state is written
+    wait_until(lambda: flower.nodes["cedar"].poll() is not None, PATIENCE)
+    assert stamps(flower, "birch") == ["00000001-01"]
+    assert stamps(flower, "cedar") == ["00000001-01", "00000002-01"]
+    flower.kill_server_app()
+    assert recorded(flower, "kills") == 1
+    flower.flwr_run("kills-2", app, **settings)
+    for name in ("birch", "cedar"):
+        flower.revive(name, NAMES.index(name))
+    finished(flower, "kills", "kills-2")
+    close_to_simulation(flower, made, "kills")
+
+
+def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: Loopback) -> None:
+    made = experiment("fedhbm", rounds=2)
+    app = app_of(flower, made, "hbm")
+    flower.flwr_run("hbm", app, **{"run-dir": str(run_of(flower, "hbm")), "poll": 0.3})
+    finished(flower, "hbm", "hbm")
+    close_to_simulation(flower, made, "hbm")
+    ours = list(read_lines(run_of(flower, "hbm") / "metrics.jsonl"))
+    theirs = list(read_lines(run_of(flower, "hbm") / "wire.jsonl"))
+    for mine, flowers in zip(ours, theirs, strict=True):  # headers and words besides
+        assert mine["bytes_down"] < flowers["sent"] < mine["bytes_down"] + 2 * 2000
+        assert mine["bytes_up"] < flowers["received"] < mine["bytes_up"] + 2 * 1000
+    page = write_report([run_of(flower, "hbm")], run_of(flower, "hbm"))
+    assert "fedhbm" in page.read_text()
+
+
+def test_bad_answers_are_left_out(flower: Loopback) -> None:
+    made = experiment("fedavg", rounds=1, participation={"scheme": "everyone"})
+    app = app_of(flower, made, "bad")
+    mischief(flower, ash="NaN", birch="shape", cedar="round")
+    settings = {"run-dir": str(run_of(flower, "bad")), "poll": 0.3, "bad-replies": 2}
+    flower.flwr_run("bad", app, **settings)
+    finished(flower, "bad", "bad")
+    (only,) = read_lines(run_of(flower, "bad") / "metrics.jsonl")
+    assert only["left_out"] == [0, 1, 2] and only["exchanges"] == 0
+    said = {f["client"]: f["fault"] for f in read_lines(run_of(flower, "bad") / "faults.jsonl")}
+    assert said == {
+        "ash": "up.delta has NaN or Inf in it",
+        "birch": "up.delta has shape [649], not [650]",
+        "cedar": "answers round 0, not round 1",
+    }
+
+
+def test_strangers_and_plain_connections_do_not_get_in(flower: Loopback) -> None:
+    """They have been at the door all the time."""
+    for name in ("stranger", "plain"):
+        assert "SuperNode ID" not in flower.said(f"node-{name}")
+    assert "Failed to activate SuperNode" in flower.said("node-stranger")
+    assert "No SuperNode found with the given public key" in flower.said("superlink")
+    known = flower.run(BIN / "flwr", "supernode", "list", "here", "--format", "json")
+    assert all(name in known.stdout for name in NAMES)
+    assert "stranger" not in known.stdout and "plain" not in known.stdout
+    plain = HTTPConnection("127.0.0.1", flower.port, timeout=60)
+    with pytest.raises((HTTPException, ConnectionError)):
+        plain.request("GET", "/")
+        plain.getresponse()
+    plain.close()

@@ -1,0 +1,86 @@
+"""undrift deploy: an experiment as a Flower app, and the keys to run it with."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undrift.cli import options as o
+from undrift.errors import InvalidInput, unknown
+from undrift.experiment import Experiment, read
+
+deploy = typer.Typer(no_args_is_help=True, help="Run an experiment on real nodes, with Flower.")
+
+
+@deploy.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write the app")],
+    file: Annotated[Path, typer.Option("--from", help="An experiment: TOML or Python")],
+    settings: o.Set = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="Which of several methods, by its label")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Which of several seeds")] = None,
+    clients: Annotated[
+        str, typer.Option("--clients", help="The nodes' names, separated by commas")
+    ] = "",
+    host: Annotated[
+        str, typer.Option("--host", help="Name or address under which nodes find the server")
+    ] = "127.0.0.1",
+) -> None:
+    """Write a Flower app that runs an experiment, and a page with the commands.
+
+    Example: undrift deploy init hospitals --from experiment.toml --clients hospital-a,hospital-b --host fl.example.org
+    """
+    from undrift.flower.folder import write_app
+
+    experiment = _chosen(read(file, settings or ()), method, seed)
+    names = tuple(name.strip() for name in clients.split(",") if name.strip())
+    for path in write_app(folder, experiment, tuple(sorted(names)), host):
+        print(path)
+    print(f"what to do next is in {folder / 'README.md'}")
+
+
+@deploy.command("certificates")
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Where to write them")],
+    host: Annotated[
+        list[str], typer.Option("--host", help="Name or address of the server; may be repeated")
+    ],
+) -> None:
+    """Make a certificate authority and the server's certificate.
+
+    Example: undrift deploy certificates keys --host fl.example.org
+    """
+    from undrift.flower.keys import write_certificates
+
+    for path in write_certificates(folder, host):
+        print(path)
+
+
+@deploy.command("key")
+def key(
+    path: Annotated[Path, typer.Argument(help="Where to write it; the public half ends in .pub")],
+) -> None:
+    """Make a node's key, on the node.
+
+    Example: undrift deploy key keys/hospital-a
+    """
+    from undrift.flower.keys import write_node_key
+
+    for written in write_node_key(path):
+        print(written)
+
+
+def _chosen(experiment: Experiment, method: str | None, seed: int | None) -> Experiment:
+    """The one run that is to be deployed."""
+    if method is not None and method not in experiment.labels:
+        raise unknown("method of the experiment:", method, experiment.labels)
+    if seed is not None and seed not in experiment.seeds:
+        raise InvalidInput(f"--seed {seed} is none of the experiment's seeds {experiment.seeds}")
+    if method is None and len(experiment.labels) > 1:
+        raise InvalidInput(
+            f"one method can be deployed at a time: --method chooses among {', '.join(experiment.labels)}"
+        )
+    one_seed = experiment.seeds[0] if seed is None else seed
+    return experiment.single(method or experiment.labels[0], one_seed)
