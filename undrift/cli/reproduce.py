@@ -90,6 +90,8 @@ def _list() -> None:
 def searched(search: Search, folder: Path, out: Path, quiet: bool) -> None:
     """Carry out a search, or what is left of it."""
     experiment = read(folder / search.experiment, _taken(search.take, out))
+    if search.methods is not None:
+        experiment = experiment.only(search.methods)
     if experiment.threads is None:
         experiment = experiment.model_copy(update={"threads": 1})
     file = search.space.endswith(".toml")

@@ -335,6 +335,16 @@ class Experiment(Section):
             }
         )
 
+    def only(self, labels: Sequence[str]) -> "Experiment":
+        """The same experiment with some of its methods."""
+        for label in labels:
+            if label not in self.labels:
+                raise unknown("method of the experiment:", label, self.labels)
+        kept = {label: method for label, method in self.methods.items() if label in labels}
+        baseline = self.baseline if self.baseline in labels else None
+        update = {"algorithm": None, "algorithms": kept, "baseline": baseline}
+        return self.model_copy(update=update)
+
     def runs(self) -> Sequence[tuple[str, int]]:
         """(label, seed) of every run, a seed at a time so that a comparison is complete early."""
         return [(label, seed) for seed in self.seeds for label in self.labels]

@@ -17,12 +17,14 @@ FOLDER = "recipes"
 class Search(Section):
     """A sweep: an experiment file, a space (a file beside it, or a known name), trials of every method.
 
-    `take` has settings whose values an earlier search has chosen: {"local.lr" = "name of the search"}.
+    `methods` are those of the experiment that are searched, all if not given.  `take` has settings whose values an earlier
+    search has chosen: {"local.lr" = "name of the search"}.
     """
 
     name: str
     experiment: str
     space: str
+    methods: list[str] | None = None
     trials: Whole | None = Field(default=None, ge=1)
     seeds: Whole = Field(default=1, ge=1)
     sampler: str = "grid"
