@@ -43,6 +43,7 @@ paper = "none"
 name = "lr"
 experiment = "plain.toml"
 space = "space.toml"
+methods = ["fedavg"]
 [[run]]
 name = "best"
 best = "lr"
@@ -61,7 +62,7 @@ CLAIM: dict[str, Any] = {
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "small"
     made.mkdir()
-    (made / "plain.toml").write_text(EXPERIMENT)
+    (made / "plain.toml").write_text(EXPERIMENT + "[algorithms.scaffold]\n")
     (made / "timed.toml").write_text(
         EXPERIMENT.replace('engine = "sequential"', "population = {pace = 1.0}")
     )
@@ -77,7 +78,9 @@ def test_a_recipe_is_searched_run_and_judged(folder: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert "late is not worse" in said and "in words" in said
     assert "late is not worse" in (out / "report.html").read_text()
-    best = read(out / "search" / "lr" / "best.toml").methods["fedavg"].local["lr"]
+    chosen = read(out / "search" / "lr" / "best.toml")
+    assert chosen.labels == ["fedavg"]
+    best = chosen.methods["fedavg"].local["lr"]
     for run in ("best", "timed"):
         for seed in (0, 1):
             one = read(out / "runs" / run / "fedavg" / f"seed-{seed}" / "experiment.toml")
@@ -132,6 +135,7 @@ def test_as_recorded_is_within_the_tolerance() -> None:
     ("recipe.toml", 'best = "lr"', 'best = "lrs"', "unknown search 'lrs'; did you mean 'lr'"),
     ("recipe.toml", 'best = "lr"', "", "give an experiment file, or best"),
     ("recipe.toml", "plain.toml", "plan.toml", "needs plan.toml, which is not beside it"),
+    ("recipe.toml", 'methods = ["fedavg"]', 'methods = ["fedavgm"]', "unknown method of the experiment: 'fedavgm'"),
     ("recipe.toml", 'about = "a small one"', "", "about: Field required"),
     ("expected.json", '"above": -1.0, ', "", "give one bound"),
     ("expected.json", '"above": -1.0', '"above": -1.0, "target": 0.5', "a target belongs to"),
