@@ -119,8 +119,22 @@ def resident(what: str) -> int:
     return int(next(line for line in lines if line.startswith(what)).split()[1])
 
 
+def memory() -> None:
+    """What a run takes, for small and large populations."""
+    print("megabytes that a run of 1000-number models takes at its peak:")
+    for what, method, at_work, rounds in (
+        ("FedAvg, 10 at work", ud.FedAvg(), 10, 200),
+        ("FedAvg, 1000 at work", ud.FedAvg(), 1000, 200),
+        ("SCAFFOLD, 10 at work", ud.Scaffold(), 10, 200),
+        ("SCAFFOLD, 10 at work, 5 times the rounds", ud.Scaffold(), 10, 1000),
+    ):
+        few_mb, many_mb = (growth(N, at_work, method, rounds) for N in (2000, 1_000_000))
+        print(f"{what:45} {few_mb:8.1f} of 2,000 clients {many_mb:8.1f} of 1,000,000")
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    memory()  # first: memory that was freed is taken again unseen
     few, many = problem(1000), problem(1_000_000)
     settings: dict[str, Callable[[], int]] = {}
     for size in (1, 5, 50):
@@ -134,15 +148,6 @@ def main() -> None:
     for size in (1, 5, 50):
         ratio = rates[f"batched, cohorts of {size}"] / rates[f"events, a buffer of {size}"]
         print(f"virtual time costs a factor of {ratio:.1f} with a buffer of {size}")
-    print("megabytes that a run of 1000-number models takes at its peak:")
-    for what, method, at_work, rounds in (
-        ("FedAvg, 10 at work", ud.FedAvg(), 10, 200),
-        ("FedAvg, 1000 at work", ud.FedAvg(), 1000, 200),
-        ("SCAFFOLD, 10 at work", ud.Scaffold(), 10, 200),
-        ("SCAFFOLD, 10 at work, 5 times the rounds", ud.Scaffold(), 10, 1000),
-    ):
-        few_mb, many_mb = (growth(N, at_work, method, rounds) for N in (2000, 1_000_000))
-        print(f"{what:45} {few_mb:8.1f} of 2,000 clients {many_mb:8.1f} of 1,000,000")
 
 
 if __name__ == "__main__":
