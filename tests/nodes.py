@@ -73,7 +73,7 @@ class Nodes:
         return self.made.setdefault(name, Node(made, config, reader))
 
     def _read(self, config: Mapping[str, Any]) -> Data:
-        return part(sorted(self.there.values()).index(config["name"]))
+        return part(sorted(set(self.there.values())).index(config["name"]))
 
     def lose(self, name: str) -> None:
         """All that a node has on its disk."""

@@ -410,6 +410,14 @@ def test_a_node_under_a_name_that_its_key_does_not_have_is_refused(
     assert "calls itself ash, its key was registered with the name oak" in refused(nodes, caplog)
 
 
+def test_an_impostor_is_refused_and_the_run_goes_on(tmp_path: Path, caplog: Any) -> None:
+    nodes = Nodes(experiment(), tmp_path)
+    nodes.there[200] = "ash"
+    nodes.registered = {100: "ash", 200: "oak"}
+    assert len(deployed(nodes)) == 4
+    assert "calls itself ash, its key was registered with the name oak" in caplog.text
+
+
 def test_a_stranger_is_refused_and_the_run_goes_on(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.there[300] = "zelkova"

@@ -144,14 +144,15 @@ class Fleet:
         before = self.samples.get(name, samples)
         if samples != before:
             reasons.append(f"it has {samples} samples and had {before} when the run began")
+        if reasons:
+            return self._refuse(node, name, reasons)
         other = self._node.get(name)
         if other is not None and other != node and other in self._there:
             reasons.append(f"two nodes are called {name}: give each a name of its own")
-            self._met[node].waits = True
+            self._met[node].waits = bool(self.names)  # in a run it may be the same node, restarted
             if not self.names:  # nobody can tell which is the right one
                 self._refuse(other, name, reasons)
                 del self._node[name]
-        if reasons:
             return self._refuse(node, name, reasons)
         if other != node:
             log.info("%s is here, with %d samples", name, samples)
