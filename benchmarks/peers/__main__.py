@@ -45,6 +45,13 @@ def starts(w: Workload, peers: list[str], restless: bool) -> Starts:
     }
 
 
+def check_work(work: Work, samples: int) -> None:
+    """All rows train on as many samples a round, but for W4, where an epoch of 8 batches has 500 in place of 512."""
+    asked = work.cohort * work.steps * work.batch
+    if samples not in (asked, work.cohort * work.samples):
+        raise Unavailable(f"trained on {samples} samples in its first round, not on {asked}")
+
+
 class Measurement:
     """Figures of every row of a workload that runs, and the reasons of those that do not."""
 
@@ -61,6 +68,7 @@ class Measurement:
             try:
                 rows[name] = stack.enter_context(start(self.work))
                 self.about[name] = rows[name].ready()
+                check_work(self.work, self.about[name]["samples"])
                 rows[name].warm(self.seconds)
             except Unavailable as error:
                 self._lost(name, rows, error)

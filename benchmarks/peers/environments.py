@@ -62,7 +62,7 @@ def python(peer: Peer) -> Path:
 def one_line(text: str) -> str:
     """The last line of an error, without what only this machine knows."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    last = lines[-1] if lines else "no reason given"
+    last = lines[-1] if lines else "nothing said"
     for path in (str(ROOT), sys.prefix, str(Path.home())):
         last = last.replace(path, "...")
     return re.sub(r"(?<![\w.])/[\w./-]+/", ".../", last)[:200]

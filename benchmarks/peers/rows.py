@@ -118,7 +118,9 @@ class Row:
     def _failed(self) -> Unavailable:
         text = self.log.read_text(errors="replace")
         errors = re.findall(r"^[\w.]*(?:Error|Exception): .*", text, re.MULTILINE)
-        return Unavailable(one_line(errors[0] if errors else text))  # the first caused the others
+        if errors:
+            return Unavailable(one_line(errors[0]))  # which caused the others
+        return Unavailable(f"ended with code {self.process.poll()}: {one_line(text)}")
 
     def __enter__(self) -> Self:
         return self

@@ -37,6 +37,7 @@ def main() -> None:
         scaffold if w.method == "scaffold" else fedavg,
         option={
             "num_rounds": 10**6,
+            "torch_num_threads": w.threads,
             "num_steps": w.steps,
             "batch_size": w.batch,
             "learning_rate": w.lr,
