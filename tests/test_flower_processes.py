@@ -3,6 +3,7 @@
 One session of processes serves all of it, since every message takes Flower a few seconds.
 """
 
+import json
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -196,8 +197,7 @@ def test_strangers_and_plain_connections_do_not_get_in(flower: Loopback) -> None
     assert "Failed to activate SuperNode" in flower.said("node-stranger")
     assert "No SuperNode found with the given public key" in flower.said("superlink")
     known = flower.run(BIN / "flwr", "supernode", "list", "here", "--format", "json")
-    assert all(name in known.stdout for name in NAMES)
-    assert "stranger" not in known.stdout and "plain" not in known.stdout
+    assert len(json.loads(known.stdout)["nodes"]) == len(NAMES), known.stdout
     plain = HTTPConnection("127.0.0.1", flower.port, timeout=60)
     with pytest.raises((HTTPException, ConnectionError)):
         plain.request("GET", "/")
