@@ -1,5 +1,6 @@
 """Flower's processes on loopback, with TLS and keys, all of them gone when the test is over, however it ends."""
 
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,10 @@ from undrift.flower.keys import write_certificates, write_node_key
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent.parent
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def free_ports(count: int) -> list[int]:
@@ -58,6 +63,7 @@ class Loopback:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_die_with_parent,  # whatever kills the tests
         )
         log.close()
         self.processes.append(process)
