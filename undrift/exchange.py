@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -267,16 +268,16 @@ def _cohort(
     problem: Problem, solver: Solver, party: Party, present: Sequence[int], t: int
 ) -> Cohort:
     ages = party.staleness or [0] * len(party.clients)
-    rows = ([each[j] for j in present] for each in (party.weights, party.steps, ages))
-    weights, steps, staleness = torch.tensor([*rows], dtype=torch.float64)
+    rows = [[each[j] for j in present] for each in (party.weights, party.steps, ages)]
+    weights, steps, staleness = np.array(rows, dtype=np.float64)  # tiny, where torch is slower
     weights = weights / weights.sum()
     return Cohort(
         round=t,
         S=len(present),
         N=problem.N,
         share=sum(party.share[j] for j in present),
-        weights=weights,
-        staleness=staleness,
+        weights=torch.from_numpy(weights),
+        staleness=torch.from_numpy(staleness),
         lr=solver.lr,
         K=float(weights @ steps),
     )

@@ -75,7 +75,8 @@ class Work:
         """
         K = self._steps if steps is None else [steps] * len(self.clients)
         self._minibatches = self._drawn(K)
-        self._key = replace(self._key, loop=self._key.loop + 1)
+        key = self._key
+        self._key = Key(key.seed, key.round, key.exchange, key.loop + 1)
         self._momentum = None
         carried = (self.runner or in_turn)(self, step, start, K)
         self._k = None

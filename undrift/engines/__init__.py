@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from undrift.engines.batched import batched
 from undrift.engines.choice import Choice, choose
 from undrift.engines.compiled import compiled
+from undrift.engines.memory import keep_freed_memory
 from undrift.engines.sequential import sequential, side_by_side
 from undrift.states import ClientStates
 from undrift.work import Work
@@ -25,6 +26,7 @@ Engine: TypeAlias = Callable[[Local, Any, ClientStates, Sequence[int], Lend, int
 
 def engine_of(choice: Choice, round: int) -> Engine:
     """The engine that a choice means in a round; on Ray, inside each worker."""
+    keep_freed_memory()
     choice = choice.inner
     if choice.engine == "sequential":
         return sequential if choice.workers is None else side_by_side(choice.workers)

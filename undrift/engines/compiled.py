@@ -19,7 +19,7 @@ from undrift.engines.batched import in_chunks, same
 from undrift.engines.closures import replaced
 from undrift.engines.program import Layout, compile_step
 from undrift.states import ClientStates
-from undrift.work import Carried, Work, in_turn
+from undrift.work import Carried, Runner, Work, in_turn
 
 log = logging.getLogger("undrift")
 
@@ -36,10 +36,10 @@ def compiled(
     chunk: int,
 ) -> Iterator[tuple[Sequence[int], Any, Any]]:
     """Visit clients `chunk` at a time with compiled steps."""
-    compiler = compiler_of(lend(clients[:1], True).problem)
+    run: Runner = lambda work, *given: compiler_of(work.problem).run(work, *given)
     # few numbers of rows, because each is another program: the chunk, or a power of two below it
     rows = lambda n: min(max(chunk, 2), max(2, 1 << (n - 1).bit_length()))
-    yield from in_chunks(local, same(down), states, clients, lend, chunk, rows, compiler.run)
+    yield from in_chunks(local, same(down), states, clients, lend, chunk, rows, run)
 
 
 class Refused(Exception):

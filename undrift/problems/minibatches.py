@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,11 +21,7 @@ class Minibatches:
     counts: Tensor
     seeds: Tensor | None  # of dropout, `[S, K]`
     augmentation: Tensor | None  # what was drawn for each sample, `[S, K, batch, ...]`
-
-    @cached_property
-    def whole(self) -> bool:
-        """Whether every minibatch has as many samples as the widest."""
-        return bool((self.counts == self.samples.shape[2]).all())
+    whole: bool  # whether every minibatch has as many samples as there is room for
 
     def widened(self, width: int) -> "Minibatches":
         """The same with room for so many samples in every minibatch, so that all visits have one shape."""
@@ -39,6 +34,7 @@ class Minibatches:
             self.counts,
             self.seeds,
             None if crops is None else F.pad(crops, (0, 0, 0, more)),
+            whole=False,
         )
 
 
@@ -57,17 +53,16 @@ def draw(
 
     `rounds` are those of the clients where they are not the key's.
     """
-    sizes = [int(parts.sizes[i]) for i in clients]
+    sizes = parts.sizes[list(clients)].tolist()
     width = max(sizes) if batch is None else min(batch, max(sizes))
     # steps come first in memory, because one step of all clients is what is read at a time
     positions = np.zeros((max(steps), len(clients), width), dtype=np.int64)
     counts = np.zeros(positions.shape[:2], dtype=np.int64)  # none after a client's last step
     seeds = np.zeros(positions.shape[:2], dtype=np.int64) if seeded else None
     crops = None if augment is None else np.zeros((*positions.shape, 3), dtype=np.int64)
-    rounds = [key.round] * len(clients) if rounds is None else rounds
-    for row, (i, t, n, K) in enumerate(zip(clients, rounds, sizes, steps, strict=True)):
+    for row, (i, n, K) in enumerate(zip(clients, sizes, steps, strict=True)):
         size = n if batch is None else min(batch, n)
-        own = replace(key, round=t)
+        own = key if rounds is None else replace(key, round=rounds[row])
         _one(positions[:, row], counts[:, row], int(parts.starts[i]), n, K, size, own, i)
         if seeds is not None:
             seeds[:K, row] = stream(Purpose.DROPOUT, own, i).integers(2**62, size=K)
@@ -79,6 +74,7 @@ def draw(
         torch.from_numpy(counts).T.to(index.device),
         None if seeds is None else torch.from_numpy(seeds).T.to(index.device),
         None if crops is None else torch.from_numpy(crops).transpose(0, 1).to(index.device),
+        whole=bool((counts == width).all()),
     )
 
 
