@@ -95,8 +95,12 @@ class RunningSum:
     def add_all(self, rows: Any, weights: Sequence[float]) -> bool:
         """Add all rows, if sums stay finite as they do unless some row is not; otherwise change nothing.
 
-        To look at the sums takes less than to look at every row.
+        To look at the sums takes less than to look at every row, if there are several.
         """
+        if len(weights) == 1:
+            sound = all(map(finite, tensors(rows)))
+            self.add(rows, [0] if sound else [], weights)
+            return sound
         before = None if self.sums is None else [total.clone() for total in self.sums], self.weight
         self.add(rows, range(len(weights)), weights)
         if all(map(finite, self.sums or ())):

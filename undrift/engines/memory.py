@@ -5,9 +5,9 @@ import sys
 from functools import cache
 
 LARGEST_KEPT = 2**28  # bytes: what is larger, such as a data set that was converted, is given back
+ROOM = 2**27  # bytes: more than the 64 MiB in which glibc serves a thread, so that it keeps those, too
 
-# from <malloc.h>
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 
 
 @cache
@@ -17,12 +17,9 @@ def keep_freed_memory() -> None:
     By default glibc gives a large tensor back to the system when it is freed.  Every step then pays for fresh pages, one
     fault for every 4 KiB, and threads wait for each other in the kernel: on the character LSTM a third of all time.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
     mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
     mallopt(M_TRIM_THRESHOLD, -1)  # never
-    mallopt(M_TOP_PAD, 2**26)
-    mallopt(M_ARENA_MAX, 1)  # what one worker has freed, any other can use
+    mallopt(M_TOP_PAD, ROOM)

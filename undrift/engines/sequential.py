@@ -61,6 +61,7 @@ def side_by_side(workers: int) -> Callable[..., Iterator[Result]]:
             return _visit(local, down, client, i, work)
 
         pool = ThreadPoolExecutor(workers, "undrift", initializer=begin)
+        torch.set_num_threads(1)  # of this thread, which adds up meanwhile: all cores are taken
         try:
             waiting: deque[Future[Result]] = deque()
             for i in clients:

@@ -1,5 +1,8 @@
 """Dropout whose units are chosen by key, so that engines agree and a minibatch seen twice drops the same units."""
 
+import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -7,14 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 MASK = (1 << 63) - 1
+BITS = 24  # of the number that is compared with p
 
 
 class KeyedDropout(nn.Module):
-    """Drops unit j when a hash of (seed, layer, j) falls below p.  `seed` is set before each forward pass.
-
-    The hash is plain tensor arithmetic: unlike torch's generator it can be computed for several clients at once, each
-    with its own seed.
-    """
+    """Drops unit j when a hash of (seed, layer, j) falls below p.  `seed` is set before each forward pass."""
 
     def __init__(self, p: float, layer: int, shared: int):
         super().__init__()
@@ -29,19 +29,38 @@ class KeyedDropout(nn.Module):
             return 0 * x
         self.calls += 1
         shape = x.shape[: x.dim() - self.shared] + (1,) * self.shared
-        units = torch.arange(shape.numel(), device=x.device).reshape(shape)
-        kept = (
-            uniform(self.seed + self.layer * 0x632BE5AB + self.calls * 0x2545F491, units) >= self.p
-        )
-        return x * kept / (1 - self.p)
+        seed = self.seed + self.layer * 0x632BE5AB + self.calls * 0x2545F491
+        return x * (kept(seed, list(shape), self.p).to(x.dtype) / (1 - self.p))
 
 
-def uniform(seed: Any, counter: Tensor) -> Tensor:
-    """Numbers in [0, 1) from a seed and a counter: two rounds of multiply and shift (after SplitMix64)."""
-    z = (counter + 1) * 0x1E3779B97F4A7C15 + seed
+@torch.library.custom_op("undrift::kept", mutates_args=())
+def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
+    """Which units stay, `[*seed.shape, *shape]`: those whose hash of 24 bits, as a number in [0, 1), is not below p.
+
+    The hash (two rounds of multiply and shift, after SplitMix64) is plain arithmetic, so that it can be computed for
+    several clients at once, each with its own seed.  It is an operator of its own because a compiler must not look
+    inside: TorchInductor bounds such products as if they were indices, and gets other units.
+    """
+    z = _counters(math.prod(shape), seed.device) + seed.unsqueeze(-1)
     z = (z ^ ((z & MASK) >> 30)) * 0x3F58476D1CE4E5B9
     z = (z ^ ((z & MASK) >> 27)) * 0x14D049BB133111EB
-    return ((z ^ (z >> 31)) & ((1 << 24) - 1)).to(torch.float32) / (1 << 24)
+    z = (z ^ (z >> 31)) & ((1 << BITS) - 1)
+    return (z >= math.ceil(p * (1 << BITS))).view(*seed.shape, *shape)
+
+
+@kept.register_fake
+def _(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
+    return torch.empty(*seed.shape, *shape, dtype=torch.bool, device=seed.device)
+
+
+@kept.register_vmap
+def _(info: Any, in_dims: Any, seed: Tensor, shape: Sequence[int], p: float) -> tuple[Tensor, int]:
+    return kept(seed.movedim(in_dims[0], 0), shape, p), 0
+
+
+@lru_cache(maxsize=16)
+def _counters(units: int, device: torch.device) -> Tensor:
+    return (torch.arange(units, device=device) + 1) * 0x1E3779B97F4A7C15
 
 
 SHARED = {

@@ -325,10 +325,6 @@ class ModelProblem:
 
     def not_compiled(self, minibatch: Sequence[Tensor | None]) -> str | None:
         """Why such minibatches cannot be computed by a compiled step, if they cannot."""
-        if (
-            self.flat.dropouts
-        ):  # inductor bounds the hash's products as if they were indices, and gets other units
-            return "the model has dropout"
         return self.not_batched or (self._not_a_mean if minibatch[1] is not None else None)
 
     @cached_property
