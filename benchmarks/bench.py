@@ -1,44 +1,28 @@
 """Undrift against a plain PyTorch loop and the limits of the machine: `make bench`.
 
-Rounds of all rows of a workload are interleaved, so that whatever else the machine does falls on all of them alike; what
-counts are ratios of medians.  Results are written to benchmarks/results/ as JSON.
+Speeds are those of processes that take turns (peers/measuring.py); methods and sizes are compared round by round in one
+process.  Either way whatever else the machine does falls on all rows alike, and what counts are ratios of medians.
+Results are written to benchmarks/results/ as JSON.
 """
 
 import argparse
-import json
-import platform
 import resource
-import statistics
 from collections.abc import Callable, Iterator
-from datetime import date
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.nn.functional import cross_entropy
 
 import undrift as ud
-from benchmarks.plain import bare, plain, products
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.peers.measuring import measured
+from benchmarks.peers.own import undrift
+from benchmarks.tables import show, summary, written
+from benchmarks.workloads import WORKLOADS
 from undrift.engines import Choice
 
-RESULTS = Path(__file__).parent / "results"
 METHODS = ("scaffold", "scaffold-m", "fedhbm", "fedavg-m-vr", "scaffold-m-vr")
 Rounds = Iterator[Any]
-
-
-def undrift(w: Workload, problem: Any, method: str | None = None, rounds: int = 10**6) -> Rounds:
-    """Rounds of a long run, whose engine `auto` picks as it would for 100,000 rounds."""
-    settings = w.settings()
-    engine: Any = "auto"
-    if torch.get_num_threads() and w.name in ("W1", "W2", "W5"):
-        engine = Choice("compiled", w.cohort)
-    return ud.rounds(
-        ud.method(method or w.method), problem, rounds=rounds, engine=engine, **settings
-    )
 
 
 def interleaved(
@@ -60,33 +44,15 @@ def interleaved(
     return found
 
 
-def summary(times: list[float]) -> dict[str, float]:
-    ms = sorted(1e3 * t for t in times)
-    low, high = ms[len(ms) // 4], ms[3 * len(ms) // 4]
-    return {
-        "median": statistics.median(ms),
-        "quarter": low,
-        "three quarters": high,
-        "least": ms[0],
-        "rounds": len(ms),
-    }
-
-
-def speeds(names: list[str], repetitions: int, seconds: float) -> dict[str, Any]:
+def speeds(names: list[str], threads: int, turns: int, seconds: float) -> dict[str, Any]:
+    """Undrift beside the plain loop and the limits, each a process of its own."""
     found: dict[str, Any] = {}
     for w in WORKLOADS:
-        if w.name not in names:
-            continue
-        rows: dict[str, Rounds] = {
-            "undrift": undrift(w, w.problem()),
-            "plain loop": plain(w),
-            "bare step": bare(w),
-        }
-        if w.name in ("W1", "W2", "W5"):
-            rows["matrix products"] = products(w)
-        times = interleaved(rows, repetitions, seconds)
-        found[w.name] = {name: summary(each) for name, each in times.items()}
-        show(w.name, found[w.name])
+        if w.name in names:
+            found[w.name], missing = measured(w, [], threads, turns, seconds)
+            if missing:
+                raise RuntimeError(f"{w.name}: {missing}")
+            show(w.name, found[w.name])
     return found
 
 
@@ -138,44 +104,26 @@ def scaling(repetitions: int, seconds: float) -> dict[str, Any]:
     return found
 
 
-def show(title: str, rows: dict[str, dict[str, float]], first: str | None = None) -> None:
-    table = Table(title=title)
-    for column in ("", "ms a round", "quartiles", "least", "ratio"):
-        table.add_column(column, justify="right" if column else "left")
-    first = first or next(iter(rows))
-    for name, row in rows.items():
-        spread = f"{row['quarter']:.2f} to {row['three quarters']:.2f}"
-        ratio = row["median"] / rows[first]["median"]
-        table.add_row(name, f"{row['median']:.2f}", spread, f"{row['least']:.2f}", f"{ratio:.2f}")
-    Console(width=100).print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[w.name for w in WORKLOADS])
     parser.add_argument("--parts", nargs="*", default=["speeds", "methods", "scaling"])
-    parser.add_argument("--repetitions", type=int, default=40)
+    parser.add_argument("--turns", type=int, default=5, help="of every row, in speeds")
+    parser.add_argument("--repetitions", type=int, default=40, help="rounds, in other parts")
     parser.add_argument("--seconds", type=float, default=40.0, help="for every table, about")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    found: dict[str, Any] = {
-        "machine": {
-            "processor": platform.machine(),
-            "threads": asked.threads,
-            "torch": torch.__version__,
-        }
-    }
+    found: dict[str, Any] = {}
     if "speeds" in asked.parts:
-        found["speeds"] = speeds(asked.only, asked.repetitions, asked.seconds)
+        a_turn = asked.seconds / asked.turns / 4
+        found["speeds"] = speeds(asked.only, asked.threads, asked.turns, a_turn)
     if "methods" in asked.parts:
         found["methods"] = methods(asked.only, asked.repetitions, asked.seconds)
     if "scaling" in asked.parts:
         found["scaling"] = scaling(asked.repetitions, asked.seconds)
     found["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{date.today()}-{'-'.join(asked.parts)}.json"
-    path.write_text(json.dumps(found, indent=1))
+    path = written("-".join(asked.parts), asked.threads, found)
     print(f"written to {path}; peak memory {found['peak memory, MiB']:.0f} MiB")
 
 

@@ -69,3 +69,5 @@ WORKLOADS = (
     Workload("W4", 100, 500, 10, 8, 64),
     Workload("LSTM", 100, 2000, 10, 20, 100),
 )
+
+DENSE = ("W1", "W2", "W5")  # whose steps are a few matrix products

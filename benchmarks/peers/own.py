@@ -6,15 +6,37 @@ from typing import Any
 
 import torch
 
-from benchmarks import bench, plain
+import undrift as ud
+from benchmarks import plain
 from benchmarks.peers.turns import Gate, work
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import DENSE, WORKLOADS, Workload
+from undrift.engines import Choice
+
+
+def undrift(
+    w: Workload, problem: Any, method: str | None = None, rounds: int = 10**6
+) -> Iterator[Any]:
+    """Rounds of a run that is long enough to be compiled; what else suits it, `auto` picks."""
+    settings = w.settings()
+    engine: Any = "auto"
+    if w.name in DENSE:
+        engine = Choice("compiled", w.cohort)
+    return ud.rounds(
+        ud.method(method or w.method), problem, rounds=rounds, engine=engine, **settings
+    )
+
 
 ROWS: dict[str, Callable[[Workload], Iterator[Any]]] = {
-    "undrift": lambda w: bench.undrift(w, w.problem()),
+    "undrift": lambda w: undrift(w, w.problem()),
     "plain loop": plain.plain,
     "bare step": plain.bare,
+    "matrix products": plain.products,
 }
+
+
+def rows_of(w: Workload) -> list[str]:
+    """The rows of a workload; the matrix products are told apart for dense models only."""
+    return [name for name in ROWS if name != "matrix products" or w.name in DENSE]
 
 
 def main() -> None:
