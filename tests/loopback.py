@@ -134,26 +134,26 @@ class Loopback:
         ]
         assert all(process.wait(120) == 0 for process in asked), self.said("register")
 
-    def supernode(self, name: str, part: int, insecure: bool = False) -> subprocess.Popen[bytes]:
+    def supernode(
+        self, name: str, part: int, key: str | None = "", log: str = "", tls: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """A node with the key of its own name, with another's, or, for None, with none."""
         config = f'name="{name}" part={part} state="{self.folder / "states"}"'
         keys = self.folder / "keys"
-        secure = [
-            "--root-certificates",
-            keys / "ca.crt",
-            "--auth-supernode-private-key",
-            keys / name,
-        ]
+        secure = ["--root-certificates", keys / "ca.crt"] if tls else ["--insecure"]
+        if key is not None:
+            secure += ["--auth-supernode-private-key", keys / (key or name)]
         return self.start(
-            f"node-{name}",
-            BIN / "flower-supernode",
+            f"node-{log or name}",
+            *(sys.executable, "-m", "tests.supernode"),
             *("--superlink", f"127.0.0.1:{self.port}"),
-            *(["--insecure"] if insecure else secure),
+            *secure,
             *("--port", free_ports(1)[0]),
             *("--node-config", config),
         )
 
     def revive(self, name: str, part: int) -> None:
-        """Start a node that was killed, as often as it takes: the SuperLink believes it alive for up to a minute."""
+        """Start a node that was killed, as often as it takes: the SuperLink believes it alive for up to 20 s."""
         end = time.monotonic() + 300
         while True:
             before = self.said(f"node-{name}").count("SuperNode ID")

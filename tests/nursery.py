@@ -1,9 +1,10 @@
 """A process that begets runs and kills or interrupts them: imports once, so that fifty kills take seconds.
 
-    python -m tests.nursery FOLDER METHOD KILLS SEED
+    python -m tests.nursery
 
-runs METHOD in FOLDER/0, killing it at random moments and going on with it, until it is finished; then in FOLDER/1, and so
-on until there have been KILLS kills.  Prints how many there were, and at which rounds runs began again.
+is told in lines of JSON, [FOLDER, METHOD, KILLS, SEED], what to do: it runs METHOD in FOLDER/0, killing it at random
+moments and going on with it, until it is finished; then in FOLDER/1, and so on until there have been KILLS kills.  Its
+answer, a line of JSON, is how many there were, and at which rounds runs began again; or what went wrong.
 """
 
 import json
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -72,10 +74,8 @@ def child(folder: Path, method: str) -> int:
     return pid
 
 
-def main() -> None:
-    folder, method, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    next(played(settings(method)))  # what torch imports at the first round is imported here, once
+def tormented(folder: Path, method: str, kills: int, seed: int) -> dict[str, Any]:
+    """Runs of a method, killed so many times; and what became of them."""
     began, unharmed = time.monotonic(), folder / "unharmed"
     unharmed.mkdir(parents=True)
     os.waitpid(child(unharmed, method), 0)
@@ -92,11 +92,19 @@ def main() -> None:
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
             if code not in (0, INTERRUPTED, -signal.SIGKILL):
-                sys.exit("a run failed")
+                return {"failed": f"a run ended with {code}"}
             finished = code == 0
             killed += not finished
     begun = [int(line) for path in folder.glob("[0-9]*/begun") for line in path.read_text().split()]
-    print(json.dumps({"killed": killed, "begun": begun}))
+    return {"killed": killed, "begun": begun}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    next(played(settings("fedavg")))  # what torch imports at the first round is imported here, once
+    for line in sys.stdin:
+        folder, method, kills, seed = json.loads(line)
+        print(json.dumps(tormented(Path(folder), method, kills, seed)), flush=True)
 
 
 if __name__ == "__main__":

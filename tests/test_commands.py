@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from undrift import cli
 from undrift.hyper import METHODS
 from undrift.models import MODELS
 from undrift.recording.files import lock
@@ -273,15 +274,19 @@ LONG = [
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    run = started(folder, "compare", "scaffold", "ghbm", *LONG, "--out", "run", "-q", "--jobs", "2")
-    _, err = run.communicate()
-    assert run.returncode == 0, err
+    """In this process: two give the same bytes, as was shown above."""
+    folder, before = tmp_path_factory.mktemp("uninterrupted"), signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        words = ["compare", "scaffold", "ghbm", *LONG, "--out", str(folder / "run"), "-q"]
+        patch.setattr(sys, "argv", ["undrift", *words, "--jobs", "1"])
+        cli.main()
+    signal.signal(signal.SIGTERM, before)
+    assert not end.value.code
     return metrics(folder / "run")
 
 
 def test_kill_nine_of_the_whole_command_and_resume(
-    uninterrupted: dict[str, bytes], tmp_path: Path
+    undrift, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     run = started(
         tmp_path, "compare", "scaffold", "ghbm", *LONG, "--out", "run", "-q", "--jobs", "2"
@@ -290,15 +295,14 @@ def test_kill_nine_of_the_whole_command_and_resume(
     run.kill()  # its workers notice and are gone
     run.communicate()
     assert not (tmp_path / "run/scaffold/seed-0/result.json").exists()
-    again = started(tmp_path, "resume", "run", "-q", "--jobs", "1")
-    _, err = again.communicate()
-    assert again.returncode == 0, err
+    again = undrift("resume", "run", "-q", "--jobs", "1")
+    assert again.code == 0, again.err
     assert metrics(tmp_path / "run") == uninterrupted
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_says_how_to_resume(
-    jobs: str, uninterrupted: dict[str, bytes], tmp_path: Path
+    undrift, jobs: str, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     run = started(tmp_path, "compare", "scaffold", "ghbm", *LONG, "--out", "run", "--jobs", jobs)
     wait_for(tmp_path / "run/scaffold/seed-0/metrics.jsonl", 5)
@@ -310,8 +314,7 @@ def test_ctrl_c_says_how_to_resume(
     newest = max(int(path.stem) for path in checkpoints)
     recorded = (tmp_path / "run/scaffold/seed-0/metrics.jsonl").read_bytes().count(b"\n")
     assert newest >= recorded - 1, "the last whole round has a checkpoint"
-    again = started(tmp_path, "resume", "run", "-q")
-    _, err = again.communicate()
-    assert again.returncode == 0, err
+    again = undrift("resume", "run", "-q", *(("--jobs", 1) if jobs == "1" else ()))
+    assert again.code == 0, again.err
     assert metrics(tmp_path / "run") == uninterrupted
     shutil.rmtree(tmp_path / "run")

@@ -1,9 +1,11 @@
 """Deployed runs, with nodes in this process: equal to simulations, whatever becomes of messages, states and processes."""
 
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,6 +24,7 @@ from tests.nodes import (
 from undrift.data.sets import Data
 from undrift.experiment.federation import federation
 from undrift.flower.messages import Parcel
+from undrift.flower.node import answered
 from undrift.hyper import METHODS
 from undrift.recording.directory import RunDirectory
 from undrift.recording.files import read_lines
@@ -293,6 +296,28 @@ def test_full_participation_stops_without_a_usable_answer(tmp_path: Path) -> Non
     assert "full participation" in RunDirectory(run_dir(tmp_path)).result()["stopped"]  # pyright: ignore[reportOptionalSubscript]
 
 
+@pytest.mark.parametrize("server", [None, {"kind": "buffer", "size": 2}], ids=str)
+def test_no_answer_is_kept_after_its_round(server: Any, tmp_path: Path) -> None:
+    """Sums only: when a round is over, nothing that a client sent for it is in memory."""
+    nodes = Nodes(experiment("scaffold", server=server), tmp_path)
+    sent: list[
+        weakref.ref[np.ndarray]
+    ] = []  # the memory of an answer, whichever tensors look at it
+
+    def noted(who: str, reply: Parcel) -> Parcel:
+        copies = {name: t.numpy().copy() for name, t in reply.arrays.items()}
+        sent.extend(weakref.ref(copy) for copy in copies.values() if reply.kind == "up")
+        arrays = {name: torch.from_numpy(copy) for name, copy in copies.items()}
+        return Parcel(reply.kind, reply.words, arrays)
+
+    nodes.spoil = noted
+    for r in deployed_rounds(nodes):
+        on_the_way = [t for _, reply in nodes.answers.values() for t in reply.arrays.values()]
+        addresses = {t.data_ptr() for t in on_the_way}
+        kept = [a for ref in sent if (a := ref()) is not None and a.ctypes.data not in addresses]
+        assert kept == [] and len(sent) >= 4 * r.round
+
+
 # stragglers, and clients that come when they like
 
 
@@ -342,64 +367,82 @@ def test_a_full_buffer_without_delays_is_a_cohort(tmp_path: Path) -> None:
 # first contact
 
 
-def refused(nodes: Nodes, caplog: Any, **settings: Any) -> str:
+def refused(nodes: Nodes, caplog: Any, *reasons: str, **settings: Any) -> str:
+    """The error that ends the run; it and the logs of both sides have these reasons in them."""
+    caplog.clear()
     with caplog.at_level(logging.INFO), pytest.raises(ud.InvalidInput) as error:
         deployed(nodes, **settings)
+    for reason in reasons:
+        assert reason in str(error.value)
+        sides = {r.module for r in caplog.records if reason in r.getMessage()}
+        assert sides == {"fleet", "node"}, f"{reason!r} was said by {sides or 'nobody'}"
     return str(error.value)
 
 
 def test_a_node_of_another_experiment_is_refused_on_both_sides(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.own["birch"] = experiment({"name": "scaffold-m", "beta": 0.7}), nodes._read
-    said = refused(nodes, caplog)
-    assert "missing: birch" in refused(nodes, caplog, clients="ash,birch,cedar")
     reason = "experiment.algorithm.beta is not set on the server and 0.7 on the node"
-    assert "2 of 3 clients came" in said and f"birch is refused: {reason}" in said
-    assert caplog.text.count(f"birch is refused: {reason}") >= 2  # the server's log, and the node's
+    assert "2 of 3 clients came" in refused(nodes, caplog, f"birch is refused: {reason}")
+    assert "missing: birch" in refused(nodes, caplog, reason, clients="ash,birch,cedar")
 
 
 def test_a_node_with_another_model_is_refused(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.own["birch"] = experiment(model={"name": "mlp", "hidden": [5]}), nodes._read
-    said = refused(nodes, caplog)
-    assert "experiment.model.name is 'logistic' on the server and 'mlp' on the node" in said
-    assert "model.parameters is" in said
+    refused(
+        nodes,
+        caplog,
+        "experiment.model.name is 'logistic' on the server and 'mlp' on the node",
+        "model.parameters is",
+    )
 
 
-def test_a_node_of_another_version_is_refused(
-    tmp_path: Path, caplog: Any, monkeypatch: Any
-) -> None:
+def test_a_node_of_another_version_is_refused(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.spoil = lambda who, reply: (
         Parcel("hello", {**reply.words, "undrift": "9.9"}) if who == "ash" else reply
     )
-    assert "undrift is '0.1.0' on the server and '9.9' on the node" in refused(nodes, caplog)
+    refused(nodes, caplog, f"undrift is '{ud.__version__}' on the server and '9.9' on the node")
+
+
+def raising(config: Any) -> Any:
+    raise FileNotFoundError("/data/a.npz is not there")
 
 
 def test_nodes_without_data_or_with_others_are_refused(tmp_path: Path, caplog: Any) -> None:
     made = experiment()
     X, Y = torch.zeros(4, 64), torch.zeros(4, dtype=torch.int64)
     cases = {
-        "has no samples": lambda config: (X[:0], Y[:0]),
-        "has no data": None,
+        "ash has no samples": lambda config: (X[:0], Y[:0]),
+        "ash has no data": None,
         "a sample has 63 numbers on the node and 64": lambda config: (X[:, 1:], Y),
         "the data have 7 classes on the node and 10": lambda config: Data(
             "own", (X, Y), None, classes=7
         ),
         "12": lambda config: (X, Y + 12),
+        "ash is refused: FileNotFoundError: /data/a.npz is not there": raising,
     }
     for i, (reason, reader) in enumerate(cases.items()):
         nodes = Nodes(made, tmp_path / str(i))
         nodes.own["ash"] = made, reader
-        assert reason in refused(nodes, caplog, wait=5.0)
+        refused(nodes, caplog, reason, wait=5.0)
+
+
+def test_a_node_without_a_name_is_refused(tmp_path: Path, caplog: Any) -> None:
+    made = experiment()
+    nodes = Nodes(made, tmp_path)
+    nodes.spoil = lambda who, reply: (
+        answered(made, {"part": 0}, None, Parcel("hello", {})) if who == "ash" else reply
+    )
+    refused(nodes, caplog, "a node needs a name of its own that stays the same", wait=5.0)
 
 
 def test_two_nodes_with_one_name_are_refused(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.there[200] = "ash"
-    said = refused(nodes, caplog)
-    assert "two nodes are called ash" in said
-    assert ("ash", "refused") in nodes.log  # both have been told
+    refused(nodes, caplog, "two nodes are called ash")
+    assert nodes.log.count(("ash", "refused")) == 2  # both have been told
 
 
 def test_a_node_under_a_name_that_its_key_does_not_have_is_refused(
@@ -407,7 +450,7 @@ def test_a_node_under_a_name_that_its_key_does_not_have_is_refused(
 ) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.registered = {100: "oak"}
-    assert "calls itself ash, its key was registered with the name oak" in refused(nodes, caplog)
+    refused(nodes, caplog, "calls itself ash, its key was registered with the name oak")
 
 
 def test_an_impostor_is_refused_and_the_run_goes_on(tmp_path: Path, caplog: Any) -> None:

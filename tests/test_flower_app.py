@@ -94,17 +94,7 @@ def test_wrong_settings_are_refused(words: dict[str, object], reason: str) -> No
 # the folder of an app
 
 
-def undrift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "undrift.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-    )
-
-
-def test_deploy_init_writes_an_app_that_flower_can_build(tmp_path: Path) -> None:
+def test_deploy_init_writes_an_app_that_flower_can_build(undrift, tmp_path: Path) -> None:
     own = tmp_path / "mine.py"
     own.write_text("# a method of one's own would be here\n")
     described = (
@@ -113,10 +103,10 @@ def test_deploy_init_writes_an_app_that_flower_can_build(tmp_path: Path) -> None
     )
     (tmp_path / "e.toml").write_text(described)
     words = ("deploy", "init", "my-app", "--from", "e.toml", "--clients", "b,a")
-    refused = undrift(*words, cwd=tmp_path)
-    assert refused.returncode == 2 and "--method chooses among fedavg, scaffold" in refused.stderr
-    done = undrift(*words, "--method", "scaffold", "--host", "fl.example.org", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    refused = undrift(*words)
+    assert refused.code == 2 and "--method chooses among fedavg, scaffold" in refused.err
+    done = undrift(*words, "--method", "scaffold", "--host", "fl.example.org")
+    assert done.code == 0, done.err
     folder = tmp_path / "my-app"
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     assert project["tool"]["flwr"]["app"]["config"]["clients"] == "a,b"
@@ -128,6 +118,11 @@ def test_deploy_init_writes_an_app_that_flower_can_build(tmp_path: Path) -> None
         and 'name="b"' in page
         and "$" not in page.replace("$PWD", "")
     )
+    registered, started = (
+        page.index("supernode register"),
+        page.index("flower-supernode --superlink"),
+    )
+    assert registered < started, "a node whose key is not registered is turned away"
     build = [str(Path(sys.executable).parent / "flwr"), "build"]
     environment = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
     built = subprocess.run(build, cwd=folder, capture_output=True, text=True, env=environment)

@@ -25,30 +25,50 @@ from undrift.report import write_report
 
 PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
 
-# A node that misbehaves when a file says so: after its work it is killed with its SuperNode, or its answer is spoilt.
+# A node that misbehaves when a file says so: what it brings to the first contact does not fit; or, after its work, it is
+# killed with its SuperNode, or its answer is spoilt.
 MISCHIEF = """
 
 import json, os, signal
+from dataclasses import replace
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.clientapp import ClientApp
 import numpy as np
+from undrift.flower import facts
 
-honest, app = app, ClientApp()
+
+def order_for(node):
+    path = Path(os.environ["MISCHIEF"]) / node["name"]
+    return path, path.read_text() if path.exists() else ""
+
+
+def unfit(node):
+    samples, (_, order) = data(node), order_for(node)
+    if order == "no data":
+        return samples.train[0][:0], samples.train[1][:0]
+    if order == "fewer classes":
+        few = samples.train[1] < 7
+        return replace(samples, train=tuple(t[few] for t in samples.train), classes=7)
+    return samples
+
+
+honest, app = client_app(experiment, unfit), ClientApp()
 
 
 @app.query()
 def query(message, context):
+    if order_for(context.node_config)[1] == "another version":
+        facts.__version__ = "9.9"
     return honest(message, context)
 
 
 @app.train()
 def train(message, context):
     reply = honest(message, context)
-    order = Path(os.environ["MISCHIEF"]) / context.node_config["name"]
-    if not order.exists():
+    path, kind = order_for(context.node_config)
+    if kind not in ("die", "NaN", "shape", "round"):  # the others are for the first contact
         return reply
-    kind = order.read_text()
-    order.unlink()
+    path.unlink()
     if kind == "die":
         os.killpg(os.getpgid(0), signal.SIGKILL)
     arrays, words = dict(reply.content["arrays"]), dict(reply.content["words"])
@@ -76,11 +96,12 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         made.environment["MISCHIEF"] = str(folder / "mischief")
         (folder / "mischief").mkdir()
         made.superlink()
-        made.register(*NAMES)
-        # two that must not get in: one whose key is not registered, one without TLS
+        made.register(*NAMES, "oak")
+        # three that must not get in: one whose key is not registered, one without a key, one without TLS
         made.make_key("stranger")
         made.supernode("stranger", 0)
-        made.supernode("plain", 0, insecure=True)
+        made.supernode("keyless", 0, key=None)
+        made.supernode("plain", 0, key=None, tls=False)
         for part, name in enumerate(NAMES):
             made.nodes[name] = made.supernode(name, part)
         yield made
@@ -192,14 +213,73 @@ def test_bad_answers_are_left_out(flower: Loopback) -> None:
 
 def test_strangers_and_plain_connections_do_not_get_in(flower: Loopback) -> None:
     """They have been at the door all the time."""
-    for name in ("stranger", "plain"):
-        assert "SuperNode ID" not in flower.said(f"node-{name}")
-    assert "Failed to activate SuperNode" in flower.said("node-stranger")
+    turned_away = {
+        "stranger": "Failed to activate SuperNode",
+        "keyless": "All SuperNodes must be registered",
+        "plain": "Connection attempt failed",
+    }
+    for name, words in turned_away.items():
+        said = f"node-{name}"
+        wait_until(lambda: words in flower.said(said), PATIENCE, lambda: flower.said(said))  # noqa: B023
+        assert "SuperNode ID" not in flower.said(said)
     assert "No SuperNode found with the given public key" in flower.said("superlink")
     known = flower.run(BIN / "flwr", "supernode", "list", "here", "--format", "json")
-    assert len(json.loads(known.stdout)["nodes"]) == len(NAMES), known.stdout
+    assert len(json.loads(known.stdout)["nodes"]) == len(NAMES) + 1, known.stdout  # and oak
     plain = HTTPConnection("127.0.0.1", flower.port, timeout=60)
     with pytest.raises((HTTPException, ConnectionError)):
         plain.request("GET", "/")
         plain.getresponse()
     plain.close()
+
+
+IMPOSTOR = "it calls itself ash, its key was registered with the name oak"
+
+
+@pytest.fixture(scope="module")
+def impostor(flower: Loopback) -> None:
+    """A node with a key that is registered, but not for the name that it claims."""
+    flower.supernode("ash", 0, key="oak", log="impostor")
+    wait_until(lambda: "SuperNode ID" in flower.said("node-impostor"), PATIENCE)
+
+
+def test_clients_come_when_they_like_and_an_impostor_does_not(
+    flower: Loopback, impostor: None
+) -> None:
+    """Autonomous FedGM; who is refused is not waited for."""
+    server = {"kind": "buffer", "size": 1, "concurrency": 3}
+    app = app_of(flower, experiment("autonomous-fedgm", rounds=3, server=server), "late")
+    flower.flwr_run("late", app, **{"run-dir": str(run_of(flower, "late")), "poll": 0.3})
+    finished(flower, "late", "late")
+    lines = list(read_lines(run_of(flower, "late") / "metrics.jsonl"))
+    assert [len(line["clients"]) for line in lines] == [1, 1, 1]
+    assert list(read_lines(run_of(flower, "late") / "faults.jsonl")) == []
+    told_on_both_sides(flower, "late", impostor=f"ash is refused: {IMPOSTOR}")
+
+
+def told_on_both_sides(flower: Loopback, log: str, **reasons: str) -> None:
+    """What the server says of nodes, they say themselves."""
+
+    def missing() -> str:
+        return "".join(
+            f"{reason!r} is not in the log of {where}:\n{flower.said(where)}\n"
+            for node, reason in reasons.items()
+            for where in (log, f"node-{node}")
+            if reason not in flower.said(where)
+        )
+
+    wait_until(lambda: not missing(), PATIENCE, missing)
+
+
+def test_nodes_that_do_not_fit_are_refused_on_both_sides(flower: Loopback, impostor: None) -> None:
+    app = app_of(flower, experiment("fedavg", rounds=1), "unfit")
+    mischief(flower, ash="no data", birch="fewer classes", cedar="another version")
+    flower.flwr_run("unfit", app, **{"run-dir": str(run_of(flower, "unfit")), "poll": 0.3})
+    told_on_both_sides(
+        flower,
+        "unfit",
+        ash="ash is refused: ash has no samples",
+        birch="birch is refused: the data have 7 classes on the node and 10 on the server",
+        cedar=f"cedar is refused: undrift is '{ud.__version__}' on the server and '9.9' on the node",
+        impostor=IMPOSTOR,
+    )
+    assert recorded(flower, "unfit") == 0

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,26 +37,36 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_killed_again_and_again_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
-    seed = list(METHODS).index(method)
-    told = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.nursery",
-            str(tmp_path / "killed"),
-            method,
-            str(KILLS),
-            str(seed),
-        ],
-        capture_output=True,
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Callable[..., dict[str, Any]]]:
+    """One process from which all runs are forked, since its imports take longer than a run."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.nursery"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    assert told.returncode == 0, told.stderr
-    report = json.loads(told.stdout)
-    assert report["killed"] == KILLS
+    told, answers = process.stdin, process.stdout
+    assert told is not None and answers is not None
+
+    def ask(*words: Any) -> dict[str, Any]:
+        told.write(json.dumps(words) + "\n")
+        told.flush()
+        return json.loads(answers.readline())
+
+    try:
+        yield ask
+    finally:
+        process.communicate()  # there is no more: it ends
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(
+    method: str, nursery: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    report = nursery(str(tmp_path / "killed"), method, KILLS, list(METHODS).index(method))
+    assert report.get("killed") == KILLS, report
     assert len(set(report["begun"])) > 1, "it must have gone on from checkpoints"
     whole = tmp_path / "whole"
     whole.mkdir()

@@ -5,7 +5,7 @@ from typing import Any
 
 from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
-from undrift.flower.node import Node, Reader
+from undrift.flower.node import Reader, answered
 from undrift.flower.serving import serve, single
 from undrift.flower.settings import Deployment
 
@@ -56,8 +56,8 @@ def client_app(experiment: Experiment, data: Reader | None = None) -> ClientApp:
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         _talk()
-        node = Node(experiment, context.node_config, data)
-        reply: Any = to_records(node.answer(from_records(message.content)))
+        asked = from_records(message.content)
+        reply: Any = to_records(answered(experiment, context.node_config, data, asked))
         return Message(reply, reply_to=message)
 
     return app

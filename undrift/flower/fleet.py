@@ -128,7 +128,8 @@ class Fleet:
         self._met[node].facts, self._met[node].waits = facts, False
         name = facts.get("name")
         if reply.kind != "hello" or not isinstance(name, str):
-            return self._refuse(node, f"node {node}", [str(facts.get("reason", "it said no name"))])
+            called = name if isinstance(name, str) else self._there.get(node) or f"node {node}"
+            return self._refuse(node, called, [str(facts.get("reason", "it said no name"))])
         reasons = [str(reason) for reason in facts.get("reasons", ())]
         if not reasons:
             reasons = differences(self.hello, facts)

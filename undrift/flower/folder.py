@@ -144,7 +144,11 @@ def _page(name: str, clients: tuple[str, ...], host: str, experiment: Experiment
     text = resources.files("undrift.flower").joinpath("page.md").read_text(encoding="utf-8")
     some = clients or tuple(f"client-{i}" for i in range(min(experiment.clients.number or 2, 2)))
     nodes = "\n".join(
-        Template(NODE).substitute(name=client, host=host, part=i) for i, client in enumerate(some)
+        Template(NODE).substitute(name=client, host=host, part=i, port=PORT + i)
+        for i, client in enumerate(some)
+    )
+    keys = "\n".join(
+        f"undrift deploy key keys/{client}      # on the machine of {client}" for client in some
     )
     register = "\n".join(
         f"flwr supernode register keys/{client}.pub {name} --name {client}" for client in some
@@ -153,19 +157,21 @@ def _page(name: str, clients: tuple[str, ...], host: str, experiment: Experiment
         name=name,
         host=host,
         nodes=nodes,
+        keys=keys,
         register=register,
         first=some[0],
         label=experiment.labels[0],
     )
 
 
+PORT = 9094  # a node's own, for its ClientApps; on one machine each needs another
+
 NODE = """
 On the machine of $name:
 
 ```sh
-undrift deploy key keys/$name
-# send keys/$name.pub, which is no secret, to the server's people; get keys/ca.crt from them
+export FLWR_TELEMETRY_ENABLED=0
 flower-supernode --superlink $host:8000 --root-certificates keys/ca.crt \\
-    --auth-supernode-private-key keys/$name --port 9094 \\
+    --auth-supernode-private-key keys/$name --port $port \\
     --node-config 'name="$name" state="states" part=$part'
 ```"""

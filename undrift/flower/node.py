@@ -40,6 +40,16 @@ class _Lost(Exception):
         self.has = has
 
 
+def answered(experiment: Experiment, config: Config, data: Reader | None, parcel: Parcel) -> Parcel:
+    """A node's answer; also of one that is none, since it was started without what a node needs."""
+    try:
+        node = Node(experiment, config, data)
+    except InvalidInput as error:
+        log.error("%s", error)
+        return Parcel("failed", {"reason": str(error)})
+    return node.answer(parcel)
+
+
 class Node:
     """One client.  `config` has its `name`; `state`, the folder for its states; `part`, if it has no data of its own.
 
@@ -63,14 +73,16 @@ class Node:
         if parcel.kind == "refused":
             return self._refused(parcel.words["reasons"])
         if parcel.kind not in answers:
-            return Parcel("failed", {"reason": f"{self.name} cannot answer {parcel.kind!r}"})
+            reason = f"{self.name} cannot answer {parcel.kind!r}"
+            return Parcel("failed", {"name": self.name, "reason": reason})
         try:
             return answers[parcel.kind](parcel)
         except _Lost as lost:
             return self._lost(parcel.words["visit"], lost.has)
         except Exception as error:
             log.error("%s: %s: %s", self.name, type(error).__name__, error)
-            return Parcel("failed", {"reason": f"{type(error).__name__}: {error}"})
+            reason = f"{type(error).__name__}: {error}"
+            return Parcel("failed", {"name": self.name, "reason": reason})
 
     # first contact
 
