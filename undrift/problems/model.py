@@ -300,8 +300,12 @@ class ModelProblem:
 
     def _width(self, batch: int | None) -> int:
         """Samples in the widest minibatch of any client."""
-        largest = int(self.parts.sizes.max())
-        return largest if batch is None else min(batch, largest)
+        return self._largest if batch is None else min(batch, self._largest)
+
+    @cached_property
+    def _largest(self) -> int:
+        """Samples of the largest client: looked up once, since it takes as long as there are clients."""
+        return int(self.parts.sizes.max())
 
     def grad_of(
         self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
