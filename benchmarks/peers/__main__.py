@@ -65,9 +65,10 @@ def main() -> None:
                 w, asked.peers, asked.threads, asked.turns, asked.seconds
             )
             show(w.name, speeds[w.name])
+            # after every workload, since all of them together take long
+            path = written("peers", asked.threads, {"peers": speeds, "missing": missing})
+            print(f"written to {path}", flush=True)
     overview(speeds, missing)
-    path = written("peers", asked.threads, {"peers": speeds, "missing": missing})
-    print(f"written to {path}")
 
 
 if __name__ == "__main__":
