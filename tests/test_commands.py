@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from undrift.cli import _said
+from undrift.errors import Deserted
 from undrift.hyper import METHODS
 from undrift.models import MODELS
 from undrift.recording.files import lock
@@ -315,3 +317,7 @@ def test_ctrl_c_says_how_to_resume(
     assert again.returncode == 0, err
     assert metrics(tmp_path / "run") == uninterrupted
     shutil.rmtree(tmp_path / "run")
+
+
+def test_an_empty_population_is_no_failure_of_the_program() -> None:
+    assert _said(Deserted("nobody is left", 3, None)) == ("nobody is left", 2)

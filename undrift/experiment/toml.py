@@ -220,7 +220,9 @@ def _set_by(settings: Sequence[str], path: Sequence[str], message: str) -> str |
 
 def _path(problem: Any) -> list[str]:
     """Where a problem is, in words of the user's; pydantic's names of a union's types are left out."""
-    types = re.compile(r"(int|float|list|dict|str|literal|constrained-\w+|function-\w+|\w+Section)(\[|$)")
+    types = re.compile(
+        r"(int|float|list|dict|str|literal|constrained-\w+|function-\w+|\w+Section)(\[|$)"
+    )
     return [str(part) for part in problem["loc"] if not types.match(str(part))]
 
 
