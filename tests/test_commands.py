@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from undrift import cli
+from undrift.cli import _said
+from undrift.errors import Deserted
 from undrift.hyper import METHODS
 from undrift.models import MODELS
 from undrift.recording.files import lock
@@ -320,3 +322,7 @@ def test_ctrl_c_says_how_to_resume(
     assert again.code == 0, again.err
     assert metrics(tmp_path / "run") == uninterrupted
     shutil.rmtree(tmp_path / "run")
+
+
+def test_an_empty_population_is_no_failure_of_the_program() -> None:
+    assert _said(Deserted("nobody is left", 3, None)) == ("nobody is left", 2)

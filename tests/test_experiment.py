@@ -202,9 +202,13 @@ WRONG = {
     "parameter": ('[algorithm]\nname = "scaffold-m"\nbta = 1\n', "line 3: [algorithm] unknown parameter of scaffold-m: 'bta'"),
     "range": ('[algorithm]\nname = "scaffold-m"\n\nbeta = 3\n', "line 4: [algorithm] scaffold-m: beta must lie in (0, 1], got 3"),
     "needs": ('[algorithm]\nname = "triple-momentum"\n', "triple-momentum needs L, mu"),
-    "per label": ("[algorithms.scaffold-m]\nbeta = 3\n", "line 2: [algorithms] scaffold-m: beta"),
+    "per label": ("[algorithms.scaffold-m]\nbeta = 3\n", "line 2: [algorithms.scaffold-m] scaffold-m: beta"),
     "own local": ("[algorithms.fedavg.local]\nlrr = 3\n", "unknown key of [algorithms.fedavg.local]: 'lrr'"),
     "per round": (FEDAVG + "[clients]\nnumber = 5\nalpha = 1\n", "participation.per_round = 10 is more than there are clients, 5"),
+    "line of per round": ("[clients]\nnumber = 5\nalpha = 1\n[participation]\nper_round = 6\n" + FEDAVG, "line 5: participation"),
+    "words of partitions": (FEDAVG + "[clients]\nnumber = 5\nalfa = 1\n", "line 5: [clients] unknown parameter of dirichlet: 'alfa'; did you mean 'alpha'? Known: alpha, number"),
+    "N is number": (FEDAVG + "[clients]\nN = 5\nalpha = 1\n", "unknown parameter of dirichlet: 'N'. Known: alpha, number"),
+    "engine": ('engine = "fast"\n' + FEDAVG, "'compiled' or 'ray' or a section, got 'fast'"),
     "natural": (FEDAVG + '[clients]\npartition = "natural"\nnumber = 5\n', "leave out number"),
     "no number": (FEDAVG + '[clients]\npartition = "iid"\n', "say how many clients"),
     "no alpha": (FEDAVG + "[clients]\nnumber = 50\n", "dirichlet needs alpha"),
@@ -235,6 +239,10 @@ WRONG = {
     "link": (FEDAVG + "[population.link]\nup = 0\n", "up"),
     "server": (FEDAVG + '[server]\nkind = "bufer"\n', "'synchronous', 'deadline' or 'buffer'"),
     "buffer": (FEDAVG + '[server]\nkind = "buffer"\n', "buffer needs size"),
+    "word of an optional section": (FEDAVG + "[population]\nspeed = 1\n", "unknown key of [population]: 'speed'. Known: availability, budget"),
+    "line of a link": (FEDAVG + "[population]\npace = 1\nlink = {up = 0}\n", "line 5: [population] Link: up must lie"),
+    "line of a buffer": ("[clients]\nnumber = 5\nalpha = 1\n[participation]\nper_round = 5\n[server]\nkind = \"buffer\"\nsize = 9\n" + FEDAVG, "line 8: [server] Buffer: size=9"),
+    "ray in virtual time": ('engine = "ray"\n[server]\nkind = "synchronous"\n' + FEDAVG, "in one process: leave out ray"),
     "trace": (FEDAVG + '[population.availability]\nkind = "trace"\npath = "x.csv"\n', "there is no trace"),
     "not TOML": ("rounds = \n", "is not TOML"),
 }  # fmt: skip
@@ -247,6 +255,25 @@ def test_what_is_wrong_is_named(case: str, tmp_path: Path) -> None:
         read(written(tmp_path, text))
     assert message in str(error.value)
     assert "experiment.toml" in str(error.value) and "\n" not in str(error.value)
+
+
+SET_WRONG = {
+    "local.lrr=1": "unknown key of [local]: 'lrr'",
+    "population.link.up=0": "[population] Link: up must lie in (0, inf), got 0",
+    "algorithm.beta=1": "[algorithm] unknown parameter of fedavg: 'beta'",
+    "rounds=0": "rounds: Input should be greater",
+}
+
+
+@pytest.mark.parametrize("setting", SET_WRONG)
+def test_a_wrong_setting_is_not_blamed_on_the_file(setting: str, tmp_path: Path) -> None:
+    path = written(tmp_path, FEDAVG + "[local]\nsteps = 1\n")
+    with pytest.raises(ud.InvalidInput) as error:
+        read(path, ["seeds=2", setting])
+    assert str(error.value).startswith(f"--set {setting}: {SET_WRONG[setting]}")
+    with pytest.raises(ud.InvalidInput) as error:
+        with_settings(read(path), [setting])
+    assert str(error.value).startswith(f"--set {setting}: {SET_WRONG[setting]}")
 
 
 @pytest.mark.parametrize("setting", ["rounds", "=3", "rounds.x=3", "a..b=3"])

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,47 @@ def test_mlflow(tmp_path: Path) -> None:
         ).fetchall()
     database.close()
     assert rows == [(1,), (2,), (3,)]
+
+
+class Pretended:
+    """As much of wandb and mlflow as beginning a run needs; what it was asked for is kept."""
+
+    def __init__(self, known: set[str]):
+        self.known, self.begun = known, []
+        self.exceptions = SimpleNamespace(MlflowException=KeyError)
+        self.is_tracking_uri_set, self.set_experiment = (lambda: True), (lambda name: None)
+        self.log_params = lambda config: None
+
+    def init(self, **words: Any) -> None:
+        self.begun.append((words["id"], words["resume"]))
+
+    def get_run(self, run: str) -> None:
+        if run not in self.known:
+            raise KeyError(run)
+
+    def start_run(self, run_id: str | None, run_name: str) -> Any:
+        run_id = run_id or f"run {len(self.begun)}"
+        self.begun.append(run_id)
+        self.known.add(run_id)
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id))
+
+
+def test_a_resumed_run_is_the_same_run_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = Pretended(set())
+    monkeypatch.setattr(logs, "import_module", lambda name: there)
+    for _ in range(2):
+        logs.Logs(["mlflow"], tmp_path, "name", {})
+    assert there.begun == ["run 0", "run 0"]
+    there.known.clear()  # as in another place
+    logs.Logs(["mlflow"], tmp_path, "name", {})
+    assert there.begun[2:] == ["run 2"]
+    there.begun.clear()
+    for _ in range(2):
+        logs.Logs(["wandb"], tmp_path, "name", {})
+    (first, allow), again = there.begun
+    assert (first, allow) == again and allow == "allow" and first
 
 
 def test_one_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

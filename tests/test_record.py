@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from safetensors.torch import load, load_file
 import undrift as ud
 from tests.nursery import ROUNDS, settings
 from undrift.core import record
-from undrift.recording import files
+from undrift.recording import files, running
 from undrift.recording.checkpoint import Checkpoints, Unusable
 from undrift.recording.files import Draft, Lines, holds, lock, read_lines, write_aside
 from undrift.recording.recorded import Settings, recorded
@@ -434,3 +435,26 @@ def test_a_disk_too_small_for_states_is_said(
     states = ClientStates(Leaf(torch.zeros(4), None), budget=1, folder=tmp_path)
     with pytest.raises(ud.InvalidInput, match="on disk in .*No space left"):
         states.scatter([0, 1], Leaf(torch.zeros(2, 4), None))
+
+
+def test_runs_side_by_side_share_the_memory_for_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int | None] = []
+
+    def noted(path: Path, given: Settings, logs: Any = None) -> Iterator[Any]:
+        told.append(given.state_memory)
+        raise InterruptedError
+        yield
+
+    monkeypatch.setattr(running, "recorded", noted)
+    monkeypatch.setattr(running, "half_of_memory", lambda: 12)
+    words = {"algorithm": {"name": "fedavg"}, "rounds": 1}
+    for name, more in (("usual", {}), ("own", {"state_memory": 5})):
+        made = running.prepared(ud.Experiment(**words, **more), tmp_path / name)
+        with pytest.raises(InterruptedError):
+            list(running.one_run(made.path, at_a_time=3))
+    assert told == [4, 5]
+    monkeypatch.setattr(running.sys, "executable", "echo")
+    process = running._started(1, 3)
+    assert process.communicate()[0].split()[-1] == "3"

@@ -1,6 +1,7 @@
 """The report: hand-computed numbers, every kind of run directory, and the page in a browser."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -188,6 +189,27 @@ def test_a_target_that_is_never_reached_says_never(tmp_path: Path) -> None:
     s = summary([root], target=0.99)
     assert "No method reached the target of 99 %." in s.answer
     assert "never" in _printed(s)
+
+
+def test_what_was_not_recorded_is_not_never(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "a", [0.5, 0.7])
+    b = write_run(tmp_path / "b", [2.0, 1.0], name="scaffold", figure="loss")
+    s = summary([a, b], target=0.6)
+    lacking = s.row("scaffold")
+    assert lacking.cost is None and lacking.reach is None and not lacking.best
+    assert lacking.remarks == ("seed 0 did not record accuracy",)
+    assert "scaffold did not record accuracy." in s.notes
+    assert not any("not finite" in note.lower() or "never" in note for note in s.notes)
+    assert not any("never" in sentence for sentence in s.answer)
+    out = io.StringIO()
+    Console(file=out, width=120).print(s.table())
+    line = next(line for line in out.getvalue().splitlines() if line.startswith("scaffold"))
+    assert "not recorded" in line and "never" not in line
+    page = write_report([a, b], tmp_path / "out", target=0.6).read_text()
+    cells = page[page.index("<tbody") : page.index("</tbody>")]
+    assert "not recorded" in cells and "never" not in cells
+    table = list(csv.DictReader((tmp_path / "out" / "summary.csv").read_text().splitlines()))
+    assert [row["rounds_to_target"] for row in table] == ["2", ""]
 
 
 def test_less_is_better_for_losses(tmp_path: Path) -> None:

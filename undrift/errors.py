@@ -41,5 +41,5 @@ def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
     """
     known = sorted(known)
     near = get_close_matches(got, known, n=1)
-    hint = f" did you mean {near[0]!r}?" if near else ""
-    return InvalidInput(f"unknown {kind} {got!r};{hint} Known: {', '.join(known)}")
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return InvalidInput(f"unknown {kind} {got!r}{hint} Known: {', '.join(known)}")

@@ -145,7 +145,7 @@ def made(what: str, make: Callable[..., Any], parameters: Mapping[str, Any]) -> 
 
     >>> made("fraction", lambda over, under=1: over / under, {"over": 1, "below": 2})
     Traceback (most recent call last):
-    undrift.errors.InvalidInput: unknown parameter of fraction: 'below'; Known: over, under
+    undrift.errors.InvalidInput: unknown parameter of fraction: 'below'. Known: over, under
     """
     allowed = signature(make).parameters
     for key in parameters:

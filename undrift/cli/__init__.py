@@ -15,7 +15,7 @@ from undrift.cli.reports import report
 from undrift.cli.reproduce import reproduce
 from undrift.cli.runs import compare, resume, run
 from undrift.cli.sweeps import sweep
-from undrift.errors import Diverged, InvalidInput
+from undrift.errors import InvalidInput, Stopped
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,7 +73,7 @@ def main() -> None:
 
 def _said(error: Any) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
-    if isinstance(error, InvalidInput | Diverged):
+    if isinstance(error, InvalidInput | Stopped):
         return str(error), 2
     if hasattr(error, "format_message"):  # of the command line itself
         context = getattr(error, "ctx", None)

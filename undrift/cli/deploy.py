@@ -9,7 +9,11 @@ from undrift.cli import options as o
 from undrift.errors import InvalidInput, unknown
 from undrift.experiment import Experiment, read
 
-deploy = typer.Typer(no_args_is_help=True, help="Run an experiment on real nodes, with Flower.")
+deploy = typer.Typer(
+    no_args_is_help=True,
+    help="Run an experiment on real nodes, with Flower.\n\n"
+    "Example: undrift deploy init hospitals --from experiment.toml --clients hospital-a,hospital-b",
+)
 
 
 @deploy.command("init")

@@ -1,7 +1,8 @@
 """What an experiment is made of.  The same words in TOML and in Python; a wrong one is refused by name."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
@@ -121,6 +122,15 @@ def _drawn(name: str, given: Any) -> Any:
     raise InvalidInput(
         f"{name} is a number, {{low = 1, high = 5}} or (steps only) {{geometric = 0.1}} or a list; got {given}"
     )
+
+
+@contextmanager
+def _of(section: str) -> Iterator[None]:
+    """What is wrong is wrong in this section."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"[{section}] {error}") from error
 
 
 class EngineSection(Section):
@@ -262,10 +272,16 @@ class Experiment(Section):
                 )
         if self.baseline is not None and self.baseline not in self.labels:
             raise unknown("baseline", self.baseline, self.labels)
+        if self.timed and self.on_ray:
+            raise InvalidInput(
+                "[engine] a run with [population] or [server] is in virtual time, in one process: leave out ray"
+            )
         if self.population and self.clients.number is not None:
-            self.population.make().check(self.clients.number)
+            with _of("population"):
+                self.population.make().check(self.clients.number)
         if self.server and self.clients.number is not None:
-            self.server.make().check(self.clients.number)
+            with _of("server"):
+                self.server.make().check(self.clients.number)
         per_round, number = self.participation.per_round, self.clients.number
         if per_round is not None and number is not None and per_round > number:
             raise InvalidInput(
@@ -275,8 +291,10 @@ class Experiment(Section):
         for label in self.labels:
             local = self.local_of(label)
             if self.clients.number is not None:
-                participation.check(self.clients.number, self.rounds)
-                local.check(self.clients.number, self.rounds)
+                with _of("participation"):
+                    participation.check(self.clients.number, self.rounds)
+                with _of("local"):
+                    local.check(self.clients.number, self.rounds)
         return self
 
     @property

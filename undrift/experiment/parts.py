@@ -70,6 +70,7 @@ def clients_of(name: str, number: int | None, parameters: Mapping[str, Any]) -> 
     takes_number = "N" in signature(make).parameters
     if number is not None and not takes_number:
         raise InvalidInput(f"{name}: the data say how many clients there are, leave out number")
+    _check_words(name, make, parameters, N="number")
     if number is None and takes_number:
         raise InvalidInput(f"{name}: say how many clients, e.g. number = 100")
     return made(name, make, {**({"N": number} if takes_number else {}), **parameters})
@@ -81,9 +82,20 @@ def scheme_of(name: str, per_round: int | None, parameters: Mapping[str, Any]) -
     takes_number = "S" in signature(make).parameters
     if per_round is not None and not takes_number:
         raise InvalidInput(f"{name} participation has no per_round, leave it out")
+    _check_words(name, make, parameters, S="per_round")
     if per_round is None and takes_number:
         raise InvalidInput(f"{name} participation needs per_round, the number of clients a round")
     return made(name, make, {**({"S": per_round} if takes_number else {}), **parameters})
+
+
+def _check_words(
+    name: str, make: Callable[..., Any], parameters: Mapping[str, Any], **renamed: str
+) -> None:
+    """Refuse a word that is not known, in the words of an experiment: `renamed` says what classes call otherwise."""
+    allowed = [renamed.get(word, word) for word in signature(make).parameters]
+    for word in parameters if allowed else ():
+        if word not in allowed:
+            raise unknown(f"parameter of {name}:", word, allowed)
 
 
 def method_of(name: str, parameters: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ import runpy
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import ValidationError
@@ -52,8 +52,9 @@ def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
     if "use" in words:
         files = [words["use"]] if isinstance(words["use"], str) else words["use"]
         words["use"] = [str((path.parent / str(file)).resolve()) for file in files]
+    settings = list(settings)
     words = resolved(_changed(words, settings), path.parent)
-    return described(words, str(path), text)
+    return described(words, str(path), text, settings)
 
 
 def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment:
@@ -64,15 +65,19 @@ def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment
     {'beta': 0.5}
     """
     settings = list(settings)
-    return described(_changed(as_words(experiment), settings)) if settings else experiment
+    words = _changed(as_words(experiment), settings)
+    return described(words, settings=settings) if settings else experiment
 
 
-def described(words: Mapping[str, Any], source: str = "", text: str = "") -> Experiment:
-    """An experiment from its words; what is wrong is said in one line, with its place."""
+def described(
+    words: Mapping[str, Any], source: str = "", text: str = "", settings: Sequence[str] = ()
+) -> Experiment:
+    """An experiment from its words; what is wrong is said in one line, with its place: a line of `text`, or one of the
+    settings that are in the words already."""
     try:
         return Experiment(**words)
     except ValidationError as error:
-        raise InvalidInput(_first(error, words, source, text)) from None
+        raise InvalidInput(_first(error, words, source, text, settings)) from None
     except InvalidInput as error:
         raise InvalidInput(f"{source}: {error}" if source else str(error)) from None
     except (
@@ -149,7 +154,13 @@ def value_of(text: str) -> Any:
 # errors
 
 
-def _first(error: ValidationError, words: Mapping[str, Any], source: str, text: str) -> str:
+def _first(
+    error: ValidationError,
+    words: Mapping[str, Any],
+    source: str,
+    text: str,
+    settings: Sequence[str] = (),
+) -> str:
     """The first thing that is wrong: where, what was got, what is allowed."""
     problem, *others = error.errors()
     path = _path(problem)
@@ -162,13 +173,16 @@ def _first(error: ValidationError, words: Mapping[str, Any], source: str, text: 
         cause = problem.get("ctx", {}).get("error")
         allowed = " or ".join(dict.fromkeys([problem["msg"], *(a["msg"] for a in alternatives)]))
         allowed = allowed.replace(" or Input should be", " or")
+        allowed = re.sub(r"valid dictionary or instance of \w+", "section", allowed)
         message = str(cause) if cause is not None else f"{allowed}, got {problem['input']!r}"
         message = f"{name}: {message}" if name and cause is None else message
-        section = path[0] if path else ""
-        message = f"[{section}] {message}" if cause is not None and section else message
+        if cause is not None and path and isinstance(words.get(path[0]), Mapping):
+            section = ".".join(path[: 2 if path[0] == "algorithms" else 1])
+            message = f"[{section}] {message}"
         path = _narrowed(path, words, message)
     line = _line_of(text, path)
     place = f"{source}, line {line}" if line else source
+    place = _set_by(settings, path, message) or place
     more = len({tuple(_path(other)) for other in others} - {tuple(_path(problem))})
     rest = f" (and {more} more)" if more else ""
     return f"{place}: {message}{rest}" if place else message + rest
@@ -176,17 +190,39 @@ def _first(error: ValidationError, words: Mapping[str, Any], source: str, text: 
 
 def _narrowed(path: list[str], words: Any, message: str) -> list[str]:
     """The path with the key that a message speaks of, where it speaks of one."""
+    if not path and (named := re.match(r"\[(\w+)\]|(\w+)\.(\w+) =", message)):
+        path = [word for word in named.groups() if word]
     for part in path:
         words = words.get(part, {}) if isinstance(words, Mapping) else {}
-    for key, value in words.items() if isinstance(words, Mapping) else ():
+    if not isinstance(words, Mapping):
+        return path
+    message, *_ = message.split("Known: ")  # what is said of the word itself
+    for key, value in words.items():
         if re.search(rf"\b{re.escape(key)}\b", message) or repr(value) in message:
             return [*path, key]
+    for key, value in words.items():  # Link: up must lie in ...
+        if isinstance(value, Mapping) and f"{key.capitalize()}: " in message:
+            inner = [word for word in value if re.search(rf"\b{re.escape(word)}\b", message)]
+            return [*path, key, *inner[:1]]
     return path
+
+
+def _set_by(settings: Sequence[str], path: Sequence[str], message: str) -> str | None:
+    """The setting on the command line that a message is about, if it is not about the file."""
+    for setting in settings:
+        found = SETTING.fullmatch(setting.strip())
+        words = _words_of(found[1]) if found else []
+        above = words[: len(path)] == list(path) and re.search(rf"\b{words[-1]}\b", message)
+        if words and (list(path[: len(words)]) == words or (path and above)):
+            return f"--set {setting}"
+    return None
 
 
 def _path(problem: Any) -> list[str]:
     """Where a problem is, in words of the user's; pydantic's names of a union's types are left out."""
-    types = re.compile(r"(int|float|list|dict|str|literal|constrained-\w+|\w+Section)(\[|$)")
+    types = re.compile(
+        r"(int|float|list|dict|str|literal|constrained-\w+|function-\w+|\w+Section)(\[|$)"
+    )
     return [str(part) for part in problem["loc"] if not types.match(str(part))]
 
 
@@ -195,7 +231,8 @@ def _allowed(path: Sequence[str]) -> list[str]:
     model: Any = Experiment
     for part in path[:-1]:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        model = annotation if hasattr(annotation, "model_fields") else Experiment
+        kinds = [annotation, *get_args(annotation)]  # of one that may be left out, the section
+        model = next((kind for kind in kinds if hasattr(kind, "model_fields")), Experiment)
     return list(model.model_fields)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from undrift.errors import InvalidInput
 from undrift.recording.directory import figures_of, sent_before
@@ -37,8 +38,16 @@ class Wandb:
     """A run of project "undrift"; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any]):
-        self._run = _module("wandb", "wandb").init(
-            project="undrift", name=name, dir=str(folder), config=config
+        wandb, kept = _module("wandb", "wandb"), folder / "wandb.id"
+        if not kept.exists():
+            kept.write_text(uuid4().hex[:12])
+        self._run = wandb.init(  # what is gone on with is the same run there
+            project="undrift",
+            name=name,
+            dir=str(folder),
+            config=config,
+            id=kept.read_text(),
+            resume="allow",
         )
 
     def add(self, round: int, values: dict[str, float]) -> None:
@@ -56,8 +65,20 @@ class MLflow:
         if not self._mlflow.is_tracking_uri_set():
             self._mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
         self._mlflow.set_experiment("undrift")
-        self._mlflow.start_run(run_name=name)
+        kept = folder / "mlflow.id"
+        before = kept.read_text() if kept.exists() else None
+        if before is not None and not self._known(before):  # of another place
+            before = None
+        run = self._mlflow.start_run(run_id=before, run_name=name)
+        kept.write_text(run.info.run_id)
         self._mlflow.log_params(config)
+
+    def _known(self, run: str) -> bool:
+        try:
+            self._mlflow.get_run(run)
+        except self._mlflow.exceptions.MlflowException:
+            return False
+        return True
 
     def add(self, round: int, values: dict[str, float]) -> None:
         self._mlflow.log_metrics(values, step=round)

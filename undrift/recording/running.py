@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -34,6 +34,7 @@ from undrift.recording.directory import (
 from undrift.recording.files import lock, read_json, write_json
 from undrift.recording.logs import Logs
 from undrift.recording.recorded import Settings, played, recorded
+from undrift.states import half_of_memory
 
 log = logging.getLogger("undrift")
 
@@ -192,8 +193,8 @@ def _in_step(path: Path, experiment: Experiment) -> None:
         rewritten(member, experiment)
 
 
-def one_run(path: Path, held_already: bool = False) -> Iterator[Update]:
-    """Begin or go on with the run of a directory."""
+def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Iterator[Update]:
+    """Begin or go on with the run of a directory; `at_a_time` such runs share the machine's memory."""
     directory = opened(path)
     held = None if held_already else lock(path)
     try:
@@ -203,6 +204,8 @@ def one_run(path: Path, held_already: bool = False) -> Iterator[Update]:
         made = federation(experiment, experiment.seeds[0])
         _check_data(directory, made)
         settings = settings_of(experiment, made)
+        if settings.state_memory is None:
+            settings = replace(settings, state_memory=half_of_memory() // at_a_time)
         logs = _logs(experiment, path)
         try:
             sent = None
@@ -282,7 +285,7 @@ class _Worker:
 def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iterator[Update]:
     """Deal runs to worker processes; their news arrive as lines of JSON."""
     news: Queue[tuple[_Worker, dict[str, Any] | None]] = Queue()
-    workers = [_Worker(_started(threads or 1)) for _ in range(jobs)]
+    workers = [_Worker(_started(threads or 1, jobs)) for _ in range(jobs)]
     for worker in workers:
         threading.Thread(target=worker.listen, args=(news,), daemon=True).start()
     waiting = list(paths)
@@ -307,9 +310,9 @@ def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iter
         _stopped(workers)
 
 
-def _started(threads: int) -> subprocess.Popen[str]:
+def _started(threads: int, jobs: int) -> subprocess.Popen[str]:
     return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
-        [sys.executable, "-m", "undrift.recording.worker"],
+        [sys.executable, "-m", "undrift.recording.worker", str(jobs)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -23,10 +23,11 @@ def main() -> None:
     runs: Queue[Path | None] = Queue()
     busy = Event()
     Thread(target=_listen, args=(runs, busy), daemon=True).start()
+    at_a_time = int(sys.argv[1]) if sys.argv[1:] else 1
     _tell(news, {"ready": True})
     try:
         while (path := runs.get()) is not None:
-            _one(path, busy, news)
+            _one(path, busy, news, at_a_time)
     except KeyboardInterrupt:
         os._exit(130)
     except BrokenPipeError:
@@ -48,10 +49,10 @@ def _listen(runs: "Queue[Path | None]", busy: Event) -> None:
     )  # at once: a run may be stopped at any moment, and someone may want to go on with it
 
 
-def _one(path: Path, busy: Event, news: TextIO) -> None:
+def _one(path: Path, busy: Event, news: TextIO, at_a_time: int) -> None:
     told = 0.0
     try:
-        for update in one_run(path):
+        for update in one_run(path, at_a_time=at_a_time):
             if update.finished:
                 busy.clear()
             if update.finished or monotonic() - told > EVERY:

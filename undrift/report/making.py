@@ -109,8 +109,9 @@ def _row(method: Method, figure: str, last: int) -> Row:
         visit_down=sum(float(run.bytes_down.sum()) for run in runs) / visits if visits else None,
         visit_up=sum(float(run.bytes_up.sum()) for run in runs) / visits if visits else None,
         total_virtual=_virtual(method),
+        lacking=not any(figure in run.figures for run in runs),
         left_out=sum(run.left_out for run in runs),
-        remarks=_remarks(method, finals),
+        remarks=_remarks(method, finals, figure),
     )
 
 
@@ -119,13 +120,15 @@ def _virtual(method: Method) -> float | None:
     return sum(ends) / len(ends) if len(ends) == len(method.runs) else None
 
 
-def _remarks(method: Method, finals: Sequence[float]) -> tuple[str, ...]:
+def _remarks(method: Method, finals: Sequence[float], figure: str) -> tuple[str, ...]:
     said = []
     for run, quality in zip(method.runs, finals, strict=True):
         if run.stopped is not None:
             said.append(f"seed {run.seed} stopped after round {run.recorded} of {run.planned}")
         elif not run.finished:
             said.append(f"seed {run.seed} has {run.recorded} of {run.planned} rounds so far")
+        elif figure not in run.figures:
+            said.append(f"seed {run.seed} did not record {figure}")
         elif not math.isfinite(quality):
             said.append(f"seed {run.seed} is not finite at the end")
     return tuple(said)
@@ -139,6 +142,8 @@ def _priced(
     quality: float | None,
     target: float | None,
 ) -> Row:
+    if row.lacking:  # not "never": nobody knows
+        return row
     if quality is not None:
         by_seed = tuple(alone(run, figure, quality, higher) for run in method.runs)
         row = replace(row, cost=cost(method, figure, quality, higher), by_seed=by_seed)

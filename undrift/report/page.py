@@ -17,7 +17,7 @@ from undrift.errors import InvalidInput
 from undrift.quality import higher_is_better
 from undrift.recording.files import write_aside
 from undrift.report.federations import federations
-from undrift.report.figures import curve
+from undrift.report.figures import Reach, curve
 from undrift.report.gather import Gathered, Method, Source, gather
 from undrift.report.making import summarised
 from undrift.report.picture import png, spans_much
@@ -26,13 +26,14 @@ from undrift.report.summary import Row, Summary
 from undrift.report.tables import rounds_csv, summary_csv
 from undrift.report.virtual import virtual_time
 from undrift.report.words import (
+    NEVER,
     goal,
     in_bytes,
     in_percent,
     in_seconds,
     is_share,
     number,
-    with_spread,
+    quality_of,
 )
 
 POINTS = 400  # of a curve; more cannot be seen
@@ -258,13 +259,13 @@ def _served(server: Mapping[str, Any]) -> str:
 
 def _row(s: Summary, row: Row, look: tuple[int, int]) -> dict[str, Any]:
     """A line of the table: what is shown, and beside it what it is sorted by."""
-    cost, reach = row.cost, row.reach
+    cost, reach = row.cost, row.reach or Reach()
     dearest = max((each.cost.bytes for each in s.rows if each.cost), default=0.0)
     return {
         "row": row,
         "look": look,
         "dash": DASHES[look[1]],
-        "quality": (with_spread(row.mean, row.std, s.figure), _sortable(row.mean)),
+        "quality": (quality_of(s, row), _sortable(row.mean)),
         "seeds": len(row.seeds),
         "rounds": (f"{cost.rounds:,}" if cost else "–", cost.rounds if cost else ""),
         "by_seed": _by_seed(row),
@@ -274,10 +275,10 @@ def _row(s: Summary, row: Row, look: tuple[int, int]) -> dict[str, Any]:
         "seconds": (in_seconds(cost.seconds if cost else None), _sortable(cost and cost.seconds)),
         "seconds_change": (in_percent(row.seconds_change), _sortable(row.seconds_change)),
         "to_target": None
-        if reach is None
+        if s.target is None
         else {
             "rounds": (
-                "never" if reach.rounds is None else f"{reach.rounds:,}",
+                f"{reach.rounds:,}" if reach.rounds else "–" if row.lacking else NEVER,
                 reach.rounds or "",
             ),
             "bytes": (in_bytes(reach.bytes), _sortable(reach.bytes)),

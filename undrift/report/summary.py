@@ -32,6 +32,7 @@ class Row:
     visit_down: float | None  # bytes of one client's visit
     visit_up: float | None
     total_virtual: float | None = None  # seconds of the virtual clock, where there is one
+    lacking: bool = False  # the figure was not recorded
     left_out: int = 0  # answers of clients that could not be used
     cost: Cost | None = None
     by_seed: tuple[int | None, ...] = ()

@@ -9,10 +9,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from undrift.report.figures import Reach
 from undrift.report.gather import Gathered
 from undrift.report.summary import Row, Summary
 from undrift.report.timed import VIRTUAL
-from undrift.report.words import NEVER, goal, in_bytes, in_percent, number, with_spread
+from undrift.report.words import NEVER, goal, in_bytes, in_percent, number, quality_of
 
 
 def rich_table(s: Summary) -> Table:
@@ -36,8 +37,10 @@ def rich_table(s: Summary) -> Table:
 
 
 def _cells(s: Summary, row: Row) -> list[str]:
-    quality = with_spread(row.mean, row.std, s.figure)
-    if s.target is not None:
+    quality = quality_of(s, row)
+    if row.lacking:
+        rounds, price, part = "–", "–", "–"
+    elif s.target is not None:
         there = row.reach
         rounds = NEVER if there is None or there.rounds is None else str(there.rounds)
         price, part = in_bytes(there.bytes if there else None), in_percent(row.reach_change)
@@ -84,10 +87,12 @@ def _plain(s: Summary, row: Row) -> dict[str, Any]:
             "virtual_seconds_to_baseline": cost.virtual if cost else None,
             "virtual_seconds_change": row.virtual_change,
         }
-    if s.target is not None and reach is not None:
+    if s.target is not None:
+        never = None if reach is None else NEVER
+        reach = reach or Reach()
         line |= {
             "target": s.target,
-            "rounds_to_target": NEVER if reach.rounds is None else reach.rounds,
+            "rounds_to_target": never if reach.rounds is None else reach.rounds,
             "bytes_to_target": reach.bytes,
             "seconds_to_target": reach.seconds,
             "virtual_seconds_to_target": reach.virtual,

@@ -141,7 +141,7 @@ def answer(s: Summary) -> tuple[str, ...]:
         return (f"No method has a finite final {_spoken(s.figure)}.", *_not_ended(s))
     base = s.row(s.baseline)
     if len(s.rows) == 1:
-        head = f"{base.label} ended at {_quality(s, base)} {_spoken(s.figure)}."
+        head = f"{base.label} ended at {quality_of(s, base)} {_spoken(s.figure)}."
         return (head, *_to_target(s), *_not_ended(s), _measured(s))
     best = s.best
     assert best is not None
@@ -150,8 +150,9 @@ def answer(s: Summary) -> tuple[str, ...]:
     return (*said, *_to_target(s), *_not_ended(s), _measured(s))
 
 
-def _quality(s: Summary, row: Row) -> str:
-    return with_spread(row.mean, row.std, s.figure)
+def quality_of(s: Summary, row: Row) -> str:
+    """The final quality of a method."""
+    return "not recorded" if row.lacking else with_spread(row.mean, row.std, s.figure)
 
 
 def _spoken(figure: str) -> str:
@@ -159,10 +160,10 @@ def _spoken(figure: str) -> str:
 
 
 def _headline(s: Summary, best: Row, base: Row) -> str:
-    figure, quality = _spoken(s.figure), _quality(s, best)
+    figure, quality = _spoken(s.figure), quality_of(s, best)
     if best is base:
         return f"No method ended better than the baseline {base.label}: {quality} {figure}."
-    against = f"{best.label} ended best: {quality} {figure}, {base.label} at {_quality(s, base)}"
+    against = f"{best.label} ended best: {quality} {figure}, {base.label} at {quality_of(s, base)}"
     if best.cost is None or best.bytes_change is None:
         return f"{against}."
     if not best.cost.reached:
@@ -198,7 +199,7 @@ def _likeness(s: Summary, best: Row) -> list[str]:
     near = [row for row in s.rows if row is not best and row.ended_well and overlapping(best, row)]
     if not near:
         return []
-    which = few([f"{row.label} ({_quality(s, row)})" for row in near])
+    which = few([f"{row.label} ({quality_of(s, row)})" for row in near])
     return [f"But these seeds do not tell {best.label} from {which}: the spreads overlap."]
 
 
@@ -254,7 +255,7 @@ def _to_target(s: Summary) -> list[str]:
     cheapest = min(there, key=lambda row: row.reach.bytes or 0 if row.reach else math.inf)
     assert cheapest.reach is not None
     price = f"{in_bytes(cheapest.reach.bytes)} in {cheapest.reach.rounds} rounds"
-    never = [row.label for row in s.rows if row not in there]
+    never = [row.label for row in s.rows if row not in there and not row.lacking]
     rest = f"; {few(never)} never did" if never else ""
     said = [f"{cheapest.label} reached {target} for the fewest bytes, {price}{rest}."]
     clocks = {r.label: r.reach.virtual for r in there if r.reach and r.reach.virtual is not None}
@@ -288,7 +289,7 @@ def notes(gathered: Gathered, s: Summary) -> tuple[str, ...]:
     for row in s.rows:
         if row.left_out:
             said.append(f"{row.label}: {row.left_out} unusable answers of clients were left out.")
-    wild = [row.label for row in s.rows if not math.isfinite(row.mean)]
+    wild = [row.label for row in s.rows if not math.isfinite(row.mean) and not row.lacking]
     if wild:
         said.append(f"Not finite at the end: {listed(wild)}.")
     if gathered.silent:
@@ -306,7 +307,7 @@ def notes(gathered: Gathered, s: Summary) -> tuple[str, ...]:
         )
         said.append(f"The methods do not have the same seeds: {each}.")
     said += _differences(gathered)
-    lacking = [m.label for m in gathered.methods if not any(s.figure in r.figures for r in m.runs)]
+    lacking = [row.label for row in s.rows if row.lacking]
     if lacking:
         said.append(f"{listed(lacking)} did not record {s.figure}.")
     return tuple(said)
