@@ -29,7 +29,14 @@ from undrift.core import (
     rebuild,
     tensors,
 )
-from undrift.engines.choice import Choice, cohort_of
+from undrift.engines.choice import (
+    COMPILING_SECONDS,
+    SAVED,
+    Choice,
+    _step_seconds,
+    cohort_of,
+    compiler,
+)
 from undrift.engines.compiled import Compiler
 from undrift.errors import InvalidInput, Stopped
 from undrift.exchange import Party
@@ -181,13 +188,14 @@ class _Setting:
             evaluate_every=self.evaluate_every,
             start=start,
         )
-        return _to_the_end(playing)
+        return to_the_end(playing)
 
     def evaluated(self, t: int) -> bool:
         return t % self.evaluate_every == 0 or t == self.rounds
 
 
-def _to_the_end(playing: Iterator[Round]) -> Iterator[Ended]:
+def to_the_end(playing: Iterator[Round]) -> Iterator[Ended]:
+    """The rounds of a run and then, if it ends early, why, again and again."""
     try:
         yield from playing
     except Stopped as end:
@@ -564,7 +572,19 @@ def _choice(setting: _Setting, problem: Stacked, local: Local) -> Choice:
     if engine != "auto":
         name = engine.engine if isinstance(engine, Choice) else engine
         raise Alone(f"engine {name!r} computes a run at a time")
-    return Choice("batched")
+    return Choice("compiled", since=2) if _repays(setting, problem, local) else Choice("batched")
+
+
+def _repays(setting: _Setting, problem: Stacked, local: Local) -> bool:
+    """Whether compiled steps would save more than compiling takes."""
+    cohort = cohort_of(problem.first, setting.participation)
+    some = range(min(cohort, 10))
+    rows: Any = [
+        (s, i) for s in range(len(problem.seeds)) for i in some for _ in range(problem.width)
+    ]
+    steps = max(local.count(problem.first, Key(0, 1), some))
+    seconds = setting.rounds * steps * _step_seconds(problem, rows, local) * cohort / len(some)
+    return SAVED * seconds >= COMPILING_SECONDS and compiler() is not None
 
 
 def _ordered(trials: Sequence[Trial]) -> tuple[list[int], int]:

@@ -143,7 +143,7 @@ def qualities(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
     losses = [{"loss": each / n} for each in total.tolist()]
     if not classified:
         return losses
-    rates = (torch.as_tensor(right) / Y.numel()).tolist()
+    rates = [count / Y.numel() for count in torch.as_tensor(right).tolist()]
     return [{**loss, "accuracy": rate} for loss, rate in zip(losses, rates, strict=True)]
 
 
