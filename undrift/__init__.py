@@ -42,6 +42,7 @@ from undrift.problems.quadratic import Quadratic
 from undrift.problems.synthetic import Synthetic
 from undrift.run import Result, Round, State, rounds, run
 from undrift.servers import Buffer, Deadline, Synchronous
+from undrift.together import Trial, run_together
 from undrift.work import Work
 
 __version__ = "0.1.0"
@@ -98,6 +99,7 @@ __all__ = [
     "Tiers",
     "Timing",
     "Trace",
+    "Trial",
     "Uniform",
     "Visit",
     "Weighted",
@@ -117,5 +119,6 @@ __all__ = [
     "record",
     "rounds",
     "run",
+    "run_together",
 ]
 __all__ += algorithms.__all__

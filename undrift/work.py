@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from undrift.columns import is_zero
 from undrift.keyed import Key
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Work:
         The momentum is that of `ud.Local` unless the method brings its own.
         """
         rho = self.solver.momentum if momentum is None else momentum
-        if isinstance(rho, Tensor) or rho:
+        if not is_zero(rho):
             d = d if self._momentum is None else rho * self._momentum + d
             self._momentum = d
         return y - self.lr * d
@@ -132,7 +133,8 @@ class Work:
         return problem.draw_each(self._key, self.rounds, self.clients, K, self.solver.batch)
 
     def _decayed(self, g: Tensor, y: Tensor) -> Tensor:
-        return g + self.solver.weight_decay * y if self.solver.weight_decay else g
+        decay = self.solver.weight_decay
+        return g if is_zero(decay) else g + decay * y
 
     def _column(self, numbers: Sequence[int]) -> Tensor:
         column = torch.tensor(numbers, dtype=self.problem.x0.dtype, device=self.problem.x0.device)

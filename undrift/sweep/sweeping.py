@@ -30,10 +30,20 @@ from undrift.sweep.chosen import check_values, edges, method_words, with_methods
 from undrift.sweep.plan import Plan, Search, searches
 from undrift.sweep.space import space_from, space_words
 from undrift.sweep.store import Asked, Store, optuna
-from undrift.sweep.trial import REPORTS, TrialDone, best_of, curves, figure_of, outcome
+from undrift.sweep.trial import (
+    REPORTS,
+    Outcome,
+    TrialDone,
+    best_of,
+    curves,
+    figure_of,
+    outcome,
+    outcomes,
+)
 from undrift.sweep.validation import with_held_out
 
 SWEEP, TRIALS, BEST = "sweep.toml", "trials.csv", "best.toml"
+AT_ONCE = 64  # runs that are one computation
 
 
 @dataclass(frozen=True)
@@ -111,13 +121,15 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
         store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
         done = {search.label: store.trials(search) for search in sweep.searches}
         _write(sweep, directory, done)
+        ahead: dict[tuple[str, int], Outcome] = {}
         for number in range(max(search.trials for search in sweep.searches)):
             for search in sweep.searches:
                 mine = done[search.label]
                 if len(mine) <= number < search.trials:
-                    mine.append(
-                        _tried(sweep, store.ask(search, sweep.plan, sweep.experiment.rounds), mine)
-                    )
+                    if _one_computation(sweep, search) and (search.label, number) not in ahead:
+                        ahead |= _block(sweep, search, number)
+                    asked = store.ask(search, sweep.plan, sweep.experiment.rounds)
+                    mine.append(_tried(sweep, asked, mine, ahead.pop((search.label, number), None)))
                     _write(sweep, directory, done)
                     yield mine[-1]
     finally:
@@ -126,12 +138,41 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
         held.release()
 
 
-def _tried(sweep: Sweep, asked: Asked, earlier: Sequence[TrialDone]) -> TrialDone:
+def _one_computation(sweep: Sweep, search: Search) -> bool:
+    """Whether trials are known beforehand, followed to their end, and of a model that is faster together."""
+    engine = sweep.experiment.engine_choice
+    name = engine if isinstance(engine, str) else engine.engine
+    batched = next(iter(sweep.problems.values())).engine == "batched"
+    possible = name in ("auto", "batched", "compiled") and not sweep.experiment.timed and batched
+    return search.points is not None and not sweep.plan.pruning and possible
+
+
+def _block(sweep: Sweep, search: Search, number: int) -> dict[tuple[str, int], Outcome]:
+    """The outcomes of a trial and its neighbours, computed at once; blocks are the same wherever a sweep goes on."""
+    assert search.points is not None
+    size = max(1, AT_ONCE // len(sweep.problems))
+    begin = number // size * size
+    experiments = [
+        with_methods(
+            sweep.experiment,
+            {search.label: method_words(sweep.experiment, search.label, point, sweep.whole)},
+        )
+        for point in search.points[begin : begin + size]
+    ]
+    found = outcomes(experiments, sweep.problems, sweep.figure, sweep.last)
+    return {(search.label, begin + n): ended for n, ended in enumerate(found)}
+
+
+def _tried(
+    sweep: Sweep, asked: Asked, earlier: Sequence[TrialDone], ended: Outcome | None
+) -> TrialDone:
     label = asked.search.label
     words = method_words(sweep.experiment, label, asked.chosen, sweep.whole)
     for trial in earlier:
         if trial.chosen == asked.chosen:  # a sampler has chosen the same again
             return asked.tell(trial.outcome, words)
+    if ended is not None:
+        return asked.tell(ended, words)
     experiment = with_methods(sweep.experiment, {label: words})
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
     ended = outcome(

@@ -4,15 +4,17 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from undrift.errors import Diverged, Stopped
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation
 from undrift.problems.model import ModelProblem
 from undrift.quality import higher_is_better
-from undrift.recording.recorded import played
+from undrift.recording.recorded import Settings, played
 from undrift.recording.running import settings_of
+from undrift.run import Round
+from undrift.together import Ended, Trial, rounds_together, to_the_end
 
 REPORTS = 100  # of a trial to the pruner, at most
 
@@ -47,14 +49,58 @@ def curves(
 
     The one place where trials are computed.
     """
+    for each in _side_by_side(_runs(experiment, problems)):
+        yield from _evaluated(each)
+
+
+def outcomes(
+    experiments: Sequence[Experiment],
+    problems: Mapping[int, ModelProblem],
+    figure: str,
+    last: int,
+) -> list[Outcome]:
+    """How several trials end, all of them and all seeds as one computation where that can be."""
+    runs = [run for experiment in experiments for run in _runs(experiment, problems)]
+    rounds, width = list(_side_by_side(runs)), len(problems)
+
+    def curve(n: int) -> Iterator[tuple[int, list[Metrics]]]:
+        for each in rounds:
+            yield from _evaluated(each[n * width : (n + 1) * width])
+
+    return [outcome(curve(n), figure, last, None) for n in range(len(experiments))]
+
+
+def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[Settings]:
     (label,) = experiment.labels
-    runs = [
-        played(settings_of(experiment.single(label, seed), Federation(problem, {})))
+    return [
+        settings_of(experiment.single(label, seed), Federation(problem, {}))
         for seed, problem in problems.items()
     ]
-    for each in zip(*runs, strict=True):
-        if each[0].metrics:
-            yield each[0].round, [r.metrics for r in each]
+
+
+def _side_by_side(runs: Sequence[Settings]) -> Iterator[list[Ended]]:
+    """The rounds of runs; an item a run, its round or why it has ended."""
+    first = runs[0]
+    if first.timed:
+        return (list(row) for row in zip(*[to_the_end(played(run)) for run in runs], strict=False))
+    return rounds_together(
+        [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
+        rounds=first.rounds,
+        participation=first.participation,
+        engine=first.engine,
+        evaluate_every=first.evaluate_every,
+    )
+
+
+def _evaluated(each: Sequence[Ended]) -> Iterator[tuple[int, list[Metrics]]]:
+    """The metrics of a trial's seeds after a round, if it was evaluated; raises what the first to end has ended with."""
+    metrics = []
+    for r in each:
+        if isinstance(r, Stopped):
+            raise r
+        metrics.append(r.metrics)
+    if metrics[0]:
+        yield cast(Round, each[0]).round, metrics
 
 
 def outcome(

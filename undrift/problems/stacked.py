@@ -1,0 +1,223 @@
+"""The problems of several seeds as one: the same data and model, each seed with its own partition.
+
+Rows are ordered by seed, client and run: the `width` runs of a seed have the same minibatches, which are therefore
+gathered once and multiplied with the models of all of them at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from undrift.columns import Alone
+from undrift.keyed import Key
+from undrift.problems.minibatches import Minibatches
+from undrift.problems.model import ModelProblem, _is_classification
+
+Visitor = tuple[int, int]  # the number of a seed, and a client of its
+
+
+class Stacked:
+    """What engines ask of a problem, for rows of several runs; a client is (number of a seed, client)."""
+
+    def __init__(self, problems: Sequence[ModelProblem], seeds: Sequence[int], width: int):
+        check_alike(problems)
+        self.problems, self.seeds, self.width = problems, seeds, width
+        self.first = problems[0]
+        self.x0, self.pieces = self.first.x0, self.first.pieces
+
+    # what engines ask
+
+    def draw(
+        self, key: Key, rows: Sequence[Visitor], steps: Sequence[int], batch: int | None
+    ) -> Minibatches:
+        """The minibatches of the visitors, each once."""
+        found = []
+        visitors, counts = rows[:: self.width], steps[:: self.width]
+        for s, begin, end in _stretches(visitors):
+            clients = [i for _, i in visitors[begin:end]]
+            own = replace(key, seed=self.seeds[s])
+            found.append(self.problems[s].draw(own, clients, counts[begin:end], batch))
+        return _joined(found)
+
+    def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
+        samples, counts = minibatches.samples[:, k], minibatches.counts[:, k]
+        found = torch.zeros_like(y)
+        into = found.view(len(samples), self.width, -1)
+        for count in counts.unique().tolist():  # short minibatches apart: nothing is padded
+            if count == 0:  # these clients are done
+                continue
+            here = (counts == count).nonzero().flatten()
+            minibatch = [
+                samples[here, :count],
+                None,
+                None if minibatches.seeds is None else minibatches.seeds[here, k],
+                None
+                if minibatches.augmentation is None
+                else minibatches.augmentation[here, k, :count],
+            ]
+            mine = y.view_as(into)[here].flatten(0, 1)
+            into[here] = self.grad_of(mine, self.resident(), minibatch).view(
+                len(here), *into.shape[1:]
+            )
+        return found
+
+    def full_grad(self, y: Tensor, rows: Sequence[Visitor]) -> Tensor:
+        """The gradient of the client's whole objective, all runs of a visitor at once."""
+        first, found = self.first, torch.zeros_like(y)
+        first.flat.template.eval()
+        of_all = vmap(grad(first._mean_loss), in_dims=(0, None, None))
+        for number, (s, i) in enumerate(rows[:: self.width]):
+            mine = self.problems[s].samples(i)
+            here = slice(number * self.width, (number + 1) * self.width)
+            for some in first._in_batches(len(mine)):
+                X, Y = first._inputs(first.X[mine[some]]), first.Y[mine[some]]
+                found[here] += of_all(y[here], X, Y) * (len(Y) / len(mine))
+        return found
+
+    # what the compiled engine asks
+
+    def resident(self) -> tuple[Tensor, Tensor]:
+        return self.first.resident()
+
+    def inputs(
+        self, minibatches: Minibatches, K: int, batch: int | None
+    ) -> list[tuple[Tensor | None, ...]]:
+        widest = max(problem._width(batch) for problem in self.problems)
+        return self.first.inputs(minibatches.widened(widest), K, widest)
+
+    def grad_of(
+        self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
+    ) -> Tensor:
+        """The gradients of all rows: over visitors, and within over the runs, which share the samples."""
+        samples, shares, seeds, drawn = minibatch
+        assert samples is not None
+        first = self.first
+        first.flat.template.train()
+        X, Y = first._inputs(resident[0][samples], drawn), resident[1][samples]
+        given = [y.view(len(samples), self.width, -1), X, Y, seeds]
+        loss: Any = first._mean_loss
+        if shares is not None:
+            loss, given = first._shared_loss, [*given, shares]
+        of_runs = vmap(grad(loss), in_dims=(0, *[None] * (len(given) - 1)))
+        each = tuple(None if x is None else 0 for x in given)
+        return vmap(of_runs, in_dims=each)(*given).flatten(0, 1)
+
+    def not_compiled(self, minibatch: Sequence[Tensor | None]) -> str | None:
+        return self.first.not_compiled(minibatch)
+
+    # what is recorded
+
+    def evaluate(self, x: Tensor) -> list[dict[str, float]]:
+        """The figures of every run."""
+        rows = x.view(len(self.problems), self.width, -1)
+        return [
+            found
+            for problem, mine in zip(self.problems, rows, strict=True)
+            for found in qualities(problem, mine)
+        ]
+
+
+def qualities(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
+    """What `problem.evaluate` says of each model, all of them on a batch at once where that is possible."""
+    if problem.figures != ("test",) or len(x) == 1:
+        return [problem.evaluate(row) for row in x]
+    X, Y = problem.test or problem._held
+    if not Y.is_floating_point() and bool((Y < 0).any()):  # targets to be ignored
+        return [problem.evaluate(row) for row in x]
+    flat, total, right = problem.flat, torch.zeros(len(x), dtype=torch.float64), 0
+    flat.template.eval()
+    classified = False
+    with torch.no_grad():
+        for some in problem._in_batches(len(X)):
+            inputs, target = problem._inputs(X[some]), Y[some]
+            output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
+            total += vmap(lambda out: problem.loss(out, target))(output).double() * len(target)  # noqa: B023
+            classified = _is_classification(output[0], target)
+            if classified:
+                right = right + (output.argmax(2) == target).flatten(1).sum(1)
+    n = len(X)
+    losses = [{"loss": each / n} for each in total.tolist()]
+    if not classified:
+        return losses
+    rates = [count / Y.numel() for count in torch.as_tensor(right).tolist()]
+    return [{**loss, "accuracy": rate} for loss, rate in zip(losses, rates, strict=True)]
+
+
+def check_alike(problems: Sequence[ModelProblem]) -> None:
+    """Raise Alone unless problems differ in partition and first model only."""
+    first = problems[0]
+    if not all(isinstance(problem, ModelProblem) for problem in problems):
+        raise Alone("only models on data (ud.federate) are computed together")
+    why = first.not_batched or (
+        None if first.engine == "batched" else "its layers are faster one by one"
+    )
+    if why:
+        raise Alone(why)
+    for problem in problems[1:]:
+        for name in ("X", "Y"):
+            mine, other = getattr(first, name), getattr(problem, name)
+            if mine is not other and not torch.equal(mine, other):
+                raise Alone("the runs have different data")
+        if problem.N != first.N:
+            raise Alone("the runs have different numbers of clients")
+        if problem.prepare != first.prepare or problem.augment != first.augment:
+            raise Alone("the runs prepare or augment samples differently")
+        if problem.flat is not first.flat and not _same_model(first, problem):
+            raise Alone("the runs have different models or losses")
+
+
+def _same_model(first: ModelProblem, other: ModelProblem) -> bool:
+    """Whether both are the same function of a vector: they have the same gradient somewhere."""
+    if first.flat.names != other.flat.names or first.flat.shapes != other.flat.shapes:
+        return False
+    if first.x0.dtype != other.x0.dtype:
+        return False
+    some = torch.arange(min(8, len(first.X)))
+    X, Y = first._inputs(first.X[some]), first.Y[some]
+    seed = torch.tensor(0)
+    return all(
+        torch.equal(
+            first._gradient(y, X, Y, seed, training), other._gradient(y, X, Y, seed, training)
+        )
+        for y in (first.x0, other.x0)
+        for training in (True, False)
+    )
+
+
+def _stretches(visitors: Sequence[Visitor]) -> list[tuple[int, int, int]]:
+    """(seed, begin, end) of the visitors that belong to one seed."""
+    edges = [j for j in range(1, len(visitors)) if visitors[j][0] != visitors[j - 1][0]]
+    begins, ends = [0, *edges], [*edges, len(visitors)]
+    return [(visitors[a][0], a, b) for a, b in zip(begins, ends, strict=True)]
+
+
+def _joined(parts: Sequence[Minibatches]) -> Minibatches:
+    """Minibatches of several seeds, with room for the most steps and the widest of them."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.samples.shape[2] for part in parts)
+    K = max(part.samples.shape[1] for part in parts)
+    parts = [part.widened(width) for part in parts]
+
+    def stack(each: Sequence[Tensor | None]) -> Tensor | None:
+        given = [t for t in each if t is not None]
+        if not given:
+            return None
+        # steps come first in memory, as in each part
+        whole = (
+            given[0].new_zeros(K, sum(len(t) for t in given), *given[0].shape[2:]).transpose(0, 1)
+        )
+        begin = 0
+        for t in given:
+            whole[begin : begin + len(t), : t.shape[1]] = t
+            begin += len(t)
+        return whole
+
+    samples, counts = stack([p.samples for p in parts]), stack([p.counts for p in parts])
+    assert samples is not None and counts is not None
+    seeds, crops = stack([p.seeds for p in parts]), stack([p.augmentation for p in parts])
+    return Minibatches(samples, counts, seeds, crops)

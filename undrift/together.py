@@ -1,0 +1,618 @@
+"""Many runs as one computation: what differs between them (seeds, step sizes, other floats) is one more dimension.
+
+The server's records of R runs are `[R, D]`, floats that differ are columns (`columns.py`), so a method's `send` and `update`
+are called once for all runs, and `local` once for all clients of all runs.  Runs of one seed have the same cohorts and
+minibatches, which are drawn and gathered once.
+
+Whoever needs special care goes on alone from its last good round, with nothing special about it: a run in which a
+client's answer or the server's state is not finite; and all of them, if the method turns out not to treat rows apart.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from undrift.columns import Alone, Column, at_rows, merged
+from undrift.core import (
+    Algorithm,
+    Cohort,
+    Exchange,
+    exchanges_of,
+    map_tensors,
+    nbytes,
+    rebuild,
+    tensors,
+)
+from undrift.engines.choice import (
+    COMPILING_SECONDS,
+    SAVED,
+    Choice,
+    _step_seconds,
+    cohort_of,
+    compiler,
+)
+from undrift.engines.compiled import Compiler
+from undrift.errors import InvalidInput, Stopped
+from undrift.exchange import Party
+from undrift.keyed import Key
+from undrift.local import Local
+from undrift.participation import Everyone, Participation
+from undrift.problems import Problem
+from undrift.problems.stacked import Stacked, Visitor
+from undrift.run import Best, Result, Round, State, _x0, better, exchanges_in, party_of, rounds
+from undrift.site import Plan
+from undrift.states import ClientStates, Pending, half_of_memory
+from undrift.work import Carried, Runner, Solver, Work
+
+log = logging.getLogger("undrift")
+
+CHUNK_BYTES = (
+    2**21
+)  # of a vector of all rows that are computed at once: a core's cache is not much larger
+CLOSE = 1e-9  # relative: rows that are computed together equal rows alone
+
+Ended: TypeAlias = Round | Stopped  # a round of a run, or why there is none
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One of several runs; see `run_together`."""
+
+    algorithm: Algorithm
+    problem: Problem
+    local: Local = field(default_factory=Local)
+    seed: int = 0
+    x0: Tensor | None = None
+
+
+def run_together(
+    trials: Sequence[Trial],
+    *,
+    rounds: int,
+    participation: Participation | None = None,
+    engine: str | Choice = "auto",
+    evaluate_every: int = 1,
+) -> list[Result]:
+    """Run trials that differ in seeds, step sizes or other floats as one computation; each equals `ud.run` alone.
+
+    Trials that cannot be one computation are run one by one, after a line of notice (INFO) that says why.
+
+    >>> import undrift as ud, torch.nn.functional as F
+    >>> data = torch.randn(60, 2), torch.arange(60) % 3
+    >>> problem = ud.federate(data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=ud.IID(4))
+    >>> trials = [Trial(ud.FedAvg(), problem, ud.Local(steps=2, lr=lr), seed) for lr in (0.1, 0.5) for seed in (0, 1)]
+    >>> [len(result.history) for result in run_together(trials, rounds=3)]
+    [3, 3, 3, 3]
+    """
+    history: list[list[Round]] = [[] for _ in trials]
+    best: list[Best | None] = [None for _ in trials]
+    ended: list[State | None] = [None for _ in trials]
+    stopped: list[str | None] = [None for _ in trials]
+    every_round = rounds_together(
+        trials,
+        rounds=rounds,
+        participation=participation,
+        engine=engine,
+        evaluate_every=evaluate_every,
+    )
+    for each in every_round:
+        for n, r in enumerate(each):
+            if isinstance(r, Round):
+                best[n] = better(best[n], r)
+                ended[n] = r._state
+                history[n].append(replace(r, _state=None))
+            elif stopped[n] is None:
+                ended[n], stopped[n] = cast(State, r.state), str(r)
+                log.warning("stopped: %s", stopped[n])
+    found = []
+    for n, trial in enumerate(trials):
+        state = ended[n]
+        assert state is not None
+        found.append(Result(trial.problem, _whole(state), history[n], stopped[n], best[n]))
+    return found
+
+
+def rounds_together(
+    trials: Sequence[Trial],
+    *,
+    rounds: int,
+    participation: Participation | None = None,
+    engine: str | Choice = "auto",
+    evaluate_every: int = 1,
+) -> Iterator[list[Ended]]:
+    """The same round by round: an item a trial, its round or, after its end, why it has ended.
+
+    Everything is checked here, before the first round.
+    """
+    if not trials:
+        raise InvalidInput("no trials to run: give at least one")
+    participation = Everyone() if participation is None else participation
+    setting = _Setting(rounds, participation, engine, evaluate_every)
+    sets = [(members, _played([trials[n] for n in members], setting)) for members in alike(trials)]
+    return _side_by_side(sets, rounds)
+
+
+def alike(trials: Sequence[Trial]) -> list[list[int]]:
+    """The numbers of trials that differ in floats, seeds and partitions only, set by set."""
+    sets: list[list[int]] = []
+    for n, trial in enumerate(trials):
+        for members in sets:
+            first = trials[members[0]]
+            try:
+                merged([first.algorithm, trial.algorithm])
+                _check_local([first.local, trial.local])
+            except Alone:
+                continue
+            members.append(n)
+            break
+        else:
+            sets.append([n])
+    return sets
+
+
+def _check_local(each: Sequence[Local]) -> None:
+    """Raise Alone unless the local solvers differ in floats only."""
+    for name in ("steps", "epochs", "batch"):
+        merged([getattr(local, name) for local in each], name)
+    merged([local.solver(1) for local in each])
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What all trials have in common."""
+
+    rounds: int
+    participation: Participation
+    engine: str | Choice
+    evaluate_every: int
+
+    def alone(
+        self, trial: Trial, engine: str | Choice | None = None, start: State | None = None
+    ) -> Iterator[Ended]:
+        """The rounds of a trial by itself, checked at once; then, if it ends early, why, again and again."""
+        playing = rounds(
+            trial.algorithm,
+            trial.problem,
+            rounds=self.rounds,
+            participation=self.participation,
+            local=trial.local,
+            engine=engine or self.engine,
+            seed=trial.seed,
+            x0=trial.x0 if start is None else None,
+            evaluate_every=self.evaluate_every,
+            start=start,
+        )
+        return to_the_end(playing)
+
+    def evaluated(self, t: int) -> bool:
+        return t % self.evaluate_every == 0 or t == self.rounds
+
+
+def to_the_end(playing: Iterator[Round]) -> Iterator[Ended]:
+    """The rounds of a run and then, if it ends early, why, again and again."""
+    try:
+        yield from playing
+    except Stopped as end:
+        while True:
+            yield end
+
+
+def _played(trials: Sequence[Trial], setting: _Setting) -> Iterator[list[Ended]]:
+    """The rounds of alike trials: together, or one by one if that cannot be."""
+    if len(trials) > 1:
+        try:
+            return _Together(trials, setting).play()
+        except Alone as why:
+            log.info("runs are computed one by one: %s", why)
+    each = [setting.alone(trial) for trial in trials]
+    return (list(row) for row in zip(*each, strict=False))
+
+
+def _side_by_side(
+    sets: Sequence[tuple[list[int], Iterator[list[Ended]]]], last: int
+) -> Iterator[list[Ended]]:
+    for _ in range(last):
+        found: dict[int, Ended] = {}
+        for members, playing in sets:
+            found |= zip(members, next(playing), strict=True)
+        yield [found[n] for n in range(len(found))]
+        if not any(isinstance(r, Round) for r in found.values()):
+            return  # nothing is left to do
+
+
+class _Unsound(Exception):
+    """Runs in which something is not finite."""
+
+    def __init__(self, runs: list[int]):
+        super().__init__(runs)
+        self.runs = runs
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows that are computed at once: of some seeds, some clients of the cohort, all runs."""
+
+    seeds: slice
+    clients: slice
+    runs: Tensor  # the run of each row
+    algorithm: Algorithm  # with its numbers row by row
+
+
+@dataclass(frozen=True)
+class _Of:
+    """What the clients of one run remember, among those of all runs of its seed."""
+
+    states: ClientStates
+    initial: Any
+    number: int  # of the run among those of its seed
+
+    def own(self) -> ClientStates:
+        """The same in tables of their own."""
+        own, who = ClientStates(self.initial), self.states.seen()
+        if who:
+            own.scatter(who, map_tensors(lambda t: t[:, self.number], self.states.gather(who)))
+        own.round = self.states.round
+        own.changed()
+        return own
+
+
+def _whole(state: State) -> State:
+    clients: Any = state.clients
+    return replace(state, clients=clients.own()) if isinstance(clients, _Of) else state.settled()
+
+
+class _Together:
+    """Runs that are one computation: run r = s * width + c is the c-th of the s-th seed."""
+
+    def __init__(self, trials: Sequence[Trial], setting: _Setting):
+        self.setting, self.trials = setting, trials
+        self.order, self.width = _ordered(trials)
+        runs = [trials[n] for n in self.order]
+        self.runs, leaders = runs, runs[:: self.width]
+        self.problem = Stacked(
+            cast(Any, [run.problem for run in leaders]), [run.seed for run in leaders], self.width
+        )
+        self.algorithm = merged([run.algorithm for run in runs])
+        _check_local([run.local for run in runs])
+        self.choice = _choice(setting, self.problem, runs[0].local)
+        for run in runs:  # refuses what cannot run, before the first round
+            setting.alone(run, Choice("batched"))
+        starts = [_x0(run.problem, run.x0) for run in runs]
+        S = cohort_of(runs[0].problem, setting.participation)
+        self.careful = Choice("batched", S)  # of runs that leave: not worth compiling for
+        self.servers = _stacked(
+            [run.algorithm.server(x) for run, x in zip(runs, starts, strict=True)]
+        )
+        self.initial = [run.algorithm.client(x) for run, x in zip(runs, starts, strict=True)]
+        budget = half_of_memory() // len(leaders)
+        of_seeds = [self.initial[a : a + self.width] for a in range(0, len(runs), self.width)]
+        self.clients = [ClientStates(_stacked(each), budget) for each in of_seeds]
+        self.pending = [Pending(each) for each in self.clients]
+        self.plans = [
+            Plan(run.algorithm, run.problem, setting.participation, run.local, self.choice, run.seed,
+                 float(max(run.problem.weights)))
+            for run in leaders
+        ]  # fmt: skip
+        self.gone: dict[int, Iterator[Ended]] = {}  # runs that go on alone
+        self.layouts: dict[int, list[_Chunk]] = {}
+        self.solvers: tuple[list[Solver], Any] = ([], None)
+        self.compiler = Compiler()
+
+    @property
+    def inside(self) -> list[int]:
+        """The runs that are still computed together."""
+        return [r for r in range(len(self.runs)) if r not in self.gone]
+
+    def play(self) -> Iterator[list[Ended]]:
+        for t in range(1, self.setting.rounds + 1):
+            found: list[Ended | None] = [None] * len(self.runs)
+            while self.inside:
+                try:
+                    for r, played in self._round(t):
+                        found[r] = played
+                    break
+                except _Unsound as unsound:
+                    self._leave(unsound.runs, t, self.careful)
+                except Exception as error:
+                    why = (
+                        str(error)
+                        if isinstance(error, Alone)
+                        else f"{type(error).__name__}: {error}"
+                    )
+                    log.info("round %d: runs are computed one by one from here: %s", t, why)
+                    self._leave(self.inside, t, self.setting.engine)
+            for r, playing in self.gone.items():
+                found[r] = next(playing)
+            by_trial = dict(zip(self.order, found, strict=True))
+            yield [cast(Ended, by_trial[n]) for n in range(len(self.runs))]
+
+    def _leave(self, runs: Sequence[int], t: int, engine: str | Choice) -> None:
+        """Let runs go on alone with round t."""
+        for pending in self.pending:
+            pending.undo()
+        for r in runs:
+            start = _whole(self._state(r, t - 1)) if t > 1 else None
+            self.gone[r] = self.setting.alone(self.runs[r], engine, start)
+
+    def _state(self, r: int, t: int) -> State:
+        s, c = divmod(r, self.width)
+        clients: Any = _Of(self.clients[s], self.initial[r], c)
+        return State(t, _row(self.servers, r), clients)
+
+    def _round(self, t: int) -> list[tuple[int, Round]]:
+        """Round t of all runs; nothing has happened if it raises."""
+        began, setting = perf_counter(), self.setting
+        draws = [p.participation.draw(p.seed, t, p.problem.weights) for p in self.plans]
+        server, down, up, count = self.servers, 0, 0, 0
+        for when, number, exchange in exchanges_in(self.algorithm, t):
+            for pending in self.pending:
+                pending.write()
+            pairs = zip(self.plans, draws, strict=True)
+            parties = [party_of(plan, exchange, draw, when, number) for plan, draw in pairs]
+            sizes = {len(party.clients) for party in parties}
+            if len(sizes) > 1 or not all(any(party.weights) for party in parties):
+                raise Alone("cohorts differ in size from seed to seed")
+            key = Key(0, when, number)
+            server, sent, came = self._carry_out(number, exchange, server, parties, key)
+            down, up, count = down + sent, up + came, count + 1
+        for pending in self.pending:
+            pending.keep()
+            pending.clients.round = t
+        self.servers = server
+        seconds = (perf_counter() - began) / len(self.runs)
+        evaluated = setting.evaluated(t)
+        metrics = self.problem.evaluate(server.x) if evaluated else [{}] * len(self.runs)
+        found = []
+        for r in self.inside:
+            draw, state = draws[r // self.width], self._state(r, t) if evaluated else None
+            r_th = Round(t, draw.clients, metrics[r], down, up, seconds, (), count, state)
+            found.append((r, r_th))
+        return found
+
+    @torch.no_grad()
+    def _carry_out(
+        self, number: int, exchange: Exchange, server: Any, parties: Sequence[Party], key: Key
+    ) -> tuple[Any, int, int]:
+        """One exchange of all runs: the new server, and the bytes down and up of one run."""
+        t, S = key.round, len(parties[0].clients)
+        down = exchange.send(server)
+        weights = torch.tensor([party.weights for party in parties], dtype=torch.float64)
+        weights = weights / weights.sum(1, keepdim=True)
+        states = _stacked([c.gather(p.clients) for c, p in zip(self.clients, parties, strict=True)])
+        answers = [
+            self._visit(number, chunk, down, states, parties, key) for chunk in self._chunks(S)
+        ]
+        mean = self._mean(answers, weights)
+        self._check_finite(mean)
+        cohorts = self._cohorts(parties, weights, t)
+        cohort = merged(cohorts)
+        updated = exchange.update(server, mean, cohort)
+        self._check_finite(updated)
+        if t & (t - 1) == 0:
+            self._check_rows(exchange, number, server, mean, cohorts, t)
+        self._hold(answers, parties)
+        R = len(self.runs)
+        came = sum(nbytes(up) for _, up, _ in answers)
+        return updated, nbytes(down) // R * S, came // R
+
+    def _visit(
+        self, number: int, chunk: _Chunk, down: Any, states: Any, parties: Sequence[Party], key: Key
+    ) -> tuple[_Chunk, Any, Any]:
+        """One visit of all rows of a chunk."""
+        local = exchanges_of(chunk.algorithm, key.round)[number].local
+        visitors: list[Visitor] = []
+        steps: list[int] = []
+        for s in range(chunk.seeds.start, chunk.seeds.stop):
+            for i, K in zip(
+                parties[s].clients[chunk.clients], parties[s].steps[chunk.clients], strict=True
+            ):
+                visitors += [(s, i)] * self.width
+                steps += [K] * self.width
+        solver = at_rows(self._solver(key.round), chunk.runs)
+        problem, rows = cast(Any, self.problem), cast(Any, visitors)
+        work = Work(problem, solver, rows, steps, key, single=False)
+        work.runner = self._runner(key.round)
+        mine = map_tensors(lambda x: x[chunk.seeds, chunk.clients].flatten(0, 2), states)
+        up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
+        for x in (*tensors(up), *tensors(client)):
+            fits = (
+                x.dim() == 2 and len(x) == len(steps) and x.shape[1] in (self.problem.x0.numel(), 1)
+            )
+            if not fits or x.dtype != self.problem.x0.dtype:
+                raise Alone(f"a client's answer has shape {list(x.shape)} of {x.dtype}")
+        self.clients[0].check(client, f"round {key.round}")
+        for x in tensors(client):
+            sound = x.sum(1).isfinite()
+            if not sound.all():
+                self._part_with(chunk.runs[~sound].tolist())
+        return chunk, up, client
+
+    def _mean(self, answers: Sequence[tuple[_Chunk, Any, Any]], weights: Tensor) -> Any:
+        """The weighted means of what the clients of each run sent."""
+        first = answers[0][1]
+        shape = len(self.clients), self.width
+        total = [x.new_zeros(*shape, x.shape[1]) for x in tensors(first)]
+        for chunk, up, _ in answers:
+            mine = weights[chunk.seeds, chunk.clients].unsqueeze(1)
+            for x, into in zip(tensors(up), total, strict=True):
+                rows = x.view(mine.shape[0], mine.shape[2], -1)
+                into[chunk.seeds] += (mine.to(x.dtype) @ rows).view_as(into[chunk.seeds])
+        return rebuild(first, iter([x.flatten(0, 1) for x in total]))
+
+    def _hold(self, answers: Sequence[tuple[_Chunk, Any, Any]], parties: Sequence[Party]) -> None:
+        """Hold back what clients will remember until the round has happened."""
+        new: list[Any] = [[] for _ in parties]
+        for chunk, _, client in answers:
+            for n, s in enumerate(range(chunk.seeds.start, chunk.seeds.stop)):
+                who = parties[s].clients[chunk.clients]
+                shape = chunk.seeds.stop - chunk.seeds.start, len(who), self.width
+                mine = map_tensors(lambda x: x.view(*shape, -1)[n], client)  # noqa: B023
+                new[s].append((who, mine))
+        for pending, each in zip(self.pending, new, strict=True):
+            pending.hold(each)
+
+    def _cohorts(self, parties: Sequence[Party], weights: Tensor, t: int) -> list[Cohort]:
+        """What the server of each run knows of its cohort."""
+        steps = torch.tensor([party.steps for party in parties], dtype=torch.float64)
+        K, shares = (weights * steps).sum(1).tolist(), [sum(party.share) for party in parties]
+        each, ages = weights.unbind(), torch.zeros_like(weights[0])
+        if bool((weights == weights[0]).all()):
+            each = each[:1] * len(parties)
+        first = self.runs[0].problem
+        return [
+            Cohort(t, len(ages), first.N, shares[s], each[s], ages, solver.lr, K[s])
+            for r, solver in enumerate(self._solvers(t))
+            for s in [r // self.width]
+        ]
+
+    # what makes runs go on alone
+
+    def _part_with(self, runs: Sequence[int]) -> None:
+        """Raise if these runs, in which something is not finite, are still among those that are computed together."""
+        unsound = sorted({*runs} - {*self.gone})
+        if unsound:
+            raise _Unsound(unsound)
+
+    def _check_finite(self, record: Any) -> None:
+        for x in tensors(record):
+            sound = x.sum(1).isfinite()
+            if not sound.all():
+                self._part_with((~sound).nonzero().flatten().tolist())
+
+    def _check_rows(
+        self,
+        exchange: Exchange,
+        number: int,
+        server: Any,
+        mean: Any,
+        cohorts: Sequence[Cohort],
+        t: int,
+    ) -> None:
+        """Raise Alone unless the server treats every row as it does alone; in float64, where it is plain to see."""
+        server, mean = (
+            map_tensors(torch.Tensor.double, server),
+            map_tensors(torch.Tensor.double, mean),
+        )
+        together = exchange.send(server), exchange.update(server, mean, merged(cohorts))
+        for r in self.inside:
+            own = exchanges_of(self.runs[r].algorithm, t)[number]
+            mine = _row(server, r)
+            alone = own.send(mine), own.update(mine, _row(mean, r), cohorts[r])
+            rows = [x[r] for x in tensors(together)]
+            if not all(_close(a, b) for a, b in zip(rows, tensors(alone), strict=True)):
+                raise Alone("the method's server does not treat the rows of a vector apart")
+
+    # what stays the same from round to round
+
+    def _solvers(self, t: int) -> list[Solver]:
+        return [run.local.solver(t) for run in self.runs]
+
+    def _solver(self, t: int) -> Any:
+        """The local solver of round t, with columns for what differs."""
+        each = self._solvers(t)
+        if each != self.solvers[0]:
+            self.solvers = each, merged(each)
+        return self.solvers[1]
+
+    def _chunks(self, S: int) -> list[_Chunk]:
+        """How the rows of a cohort of S clients are divided."""
+        if S not in self.layouts:
+            row = self.problem.x0.numel() * self.problem.x0.element_size()
+            most = max(1, CHUNK_BYTES // (row * self.width))  # visitors at a time
+            seeds, clients = _divided(len(self.clients), most // S), _divided(S, most)
+            runs = torch.arange(len(self.runs)).view(len(self.clients), 1, self.width)
+            self.layouts[S] = [
+                _Chunk(a, b, rows, at_rows(self.algorithm, rows))
+                for a in seeds
+                for b in clients
+                for rows in [runs[a].expand(-1, b.stop - b.start, -1).flatten()]
+            ]
+        return self.layouts[S]
+
+    def _runner(self, t: int) -> Runner | None:
+        since = self.choice.since if self.choice.engine == "compiled" else self.setting.rounds + 1
+        return partial(_with_columns, self.compiler.run) if max(t, 1) >= since else None
+
+
+def _with_columns(
+    run: Runner, work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]
+) -> Carried:
+    """Make compiled steps whose solver has columns: they go where compiled steps look for tensors, into the closure."""
+    whole = work.solver
+    columns = tuple((f.name, getattr(whole, f.name)) for f in fields(whole))
+    columns = tuple((name, value) for name, value in columns if isinstance(value, Column))
+
+    def stepped(*carried: Tensor) -> Any:
+        work.solver = replace(work.solver, **dict(columns))
+        if isinstance(work.solver.lr, Column):
+            work.lr = work.solver.lr
+        return step(*carried)
+
+    work.solver = replace(whole, **{name: 0.0 for name, _ in columns})
+    work.lr = work.solver.lr
+    try:
+        return run(work, stepped, start, steps)
+    finally:
+        work.solver, work.lr = whole, whole.lr
+
+
+def _choice(setting: _Setting, problem: Stacked, local: Local) -> Choice:
+    """Whether steps are compiled: as asked for, or if the runs are long enough to repay it."""
+    engine = setting.engine
+    if isinstance(engine, Choice) and engine.engine in ("batched", "compiled"):
+        return engine
+    if engine in ("batched", "compiled"):
+        return Choice(str(engine))
+    if engine != "auto":
+        name = engine.engine if isinstance(engine, Choice) else engine
+        raise Alone(f"engine {name!r} computes a run at a time")
+    return Choice("compiled", since=2) if _repays(setting, problem, local) else Choice("batched")
+
+
+def _repays(setting: _Setting, problem: Stacked, local: Local) -> bool:
+    """Whether compiled steps would save more than compiling takes."""
+    cohort = cohort_of(problem.first, setting.participation)
+    some = range(min(cohort, 10))
+    rows: Any = [
+        (s, i) for s in range(len(problem.seeds)) for i in some for _ in range(problem.width)
+    ]
+    steps = max(local.count(problem.first, Key(0, 1), some))
+    seconds = setting.rounds * steps * _step_seconds(problem, rows, local) * cohort / len(some)
+    return SAVED * seconds >= COMPILING_SECONDS and compiler() is not None
+
+
+def _ordered(trials: Sequence[Trial]) -> tuple[list[int], int]:
+    """The numbers of trials, those of one seed on one problem together, and how many each seed has."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for n, trial in enumerate(trials):
+        found.setdefault((id(trial.problem), trial.seed), []).append(n)
+    widths = {len(each) for each in found.values()}
+    if len(widths) > 1:  # each as if it were the only one of its seed
+        return list(range(len(trials))), 1
+    return [n for each in found.values() for n in each], widths.pop()
+
+
+def _divided(n: int, most: int) -> list[slice]:
+    """Slices of at most so many, as equal as can be."""
+    parts = -(-n // max(1, min(n, most)))
+    size = -(-n // parts)
+    return [slice(a, min(a + size, n)) for a in range(0, n, size)]
+
+
+def _stacked(records: Sequence[Any]) -> Any:
+    each = zip(*map(tensors, records), strict=True)
+    return rebuild(records[0], iter([torch.stack(x) for x in each]))
+
+
+def _row(record: Any, r: int) -> Any:
+    return map_tensors(lambda x: x[r].clone(), record)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and float((a - b).abs().max()) <= CLOSE * float(b.abs().max())
