@@ -220,4 +220,5 @@ def _joined(parts: Sequence[Minibatches]) -> Minibatches:
     samples, counts = stack([p.samples for p in parts]), stack([p.counts for p in parts])
     assert samples is not None and counts is not None
     seeds, crops = stack([p.seeds for p in parts]), stack([p.augmentation for p in parts])
-    return Minibatches(samples, counts, seeds, crops)
+    whole = all(part.whole and part.samples.shape[1] == K for part in parts)
+    return Minibatches(samples, counts, seeds, crops, whole)
