@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
 from undrift.errors import Diverged, Stopped
@@ -61,7 +61,9 @@ def outcomes(
 ) -> list[Outcome]:
     """How several trials end, all of them and all seeds as one computation where that can be."""
     runs = [run for experiment in experiments for run in _runs(experiment, problems)]
-    rounds, width = list(_side_by_side(runs)), len(problems)
+    # without the models of every round, which would fill the memory
+    rounds = [[_light(r) for r in each] for each in _side_by_side(runs)]
+    width = len(problems)
 
     def curve(n: int) -> Iterator[tuple[int, list[Metrics]]]:
         for each in rounds:
@@ -90,6 +92,10 @@ def _side_by_side(runs: Sequence[Settings]) -> Iterator[list[Ended]]:
         engine=first.engine,
         evaluate_every=first.evaluate_every,
     )
+
+
+def _light(r: Ended) -> Ended:
+    return replace(r, _state=None) if isinstance(r, Round) else r
 
 
 def _evaluated(each: Sequence[Ended]) -> Iterator[tuple[int, list[Metrics]]]:
