@@ -449,9 +449,9 @@ def test_runs_side_by_side_share_the_memory_for_states(
 
     monkeypatch.setattr(running, "recorded", noted)
     monkeypatch.setattr(running, "half_of_memory", lambda: 12)
-    words = {"algorithm": {"name": "fedavg"}, "rounds": 1}
-    for name, more in (("usual", {}), ("own", {"state_memory": 5})):
-        made = running.prepared(ud.Experiment(**words, **more), tmp_path / name)
+    for name, state_memory in (("usual", None), ("own", 5)):
+        words: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "state_memory": state_memory}
+        made = running.prepared(ud.Experiment(**words), tmp_path / name)
         with pytest.raises(InterruptedError):
             list(running.one_run(made.path, at_a_time=3))
     assert told == [4, 5]
