@@ -181,7 +181,7 @@ def collected(
     for clients, up, client in results:
         states.check(client, f"round {t}")
         weights = [weight_of[i] for i in clients]
-        fit = _fit(up, client, len(clients), problem.x0)
+        fit = fits(up, client, len(clients), problem.x0)
         if fit and _finite(client) and ups.add_all(up, weights):
             good = list(range(len(clients)))
         else:
@@ -287,7 +287,7 @@ def _cohort(
     )
 
 
-def _fit(up: Any, client: Any, count: int, x: Tensor) -> bool:
+def fits(up: Any, client: Any, count: int, x: Tensor) -> bool:
     """Whether all are vectors like the model, or single numbers, a row a client."""
     return all(
         t.dim() == 2 and len(t) == count and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype

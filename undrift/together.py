@@ -38,8 +38,9 @@ from undrift.engines.choice import (
     compiler,
 )
 from undrift.engines.compiled import Compiler
+from undrift.engines.memory import keep_freed_memory
 from undrift.errors import InvalidInput, Stopped
-from undrift.exchange import Party
+from undrift.exchange import Party, fits
 from undrift.keyed import Key
 from undrift.local import Local
 from undrift.participation import Everyone, Participation
@@ -52,9 +53,8 @@ from undrift.work import Carried, Runner, Solver, Work
 
 log = logging.getLogger("undrift")
 
-CHUNK_BYTES = (
-    2**21
-)  # of a vector of all rows that are computed at once: a core's cache is not much larger
+# in bytes, of a vector of all rows that are computed at once: a core's cache is not much larger
+CHUNK_BYTES = 2**21
 CLOSE = 1e-9  # relative: rows that are computed together equal rows alone
 
 Ended: TypeAlias = Round | Stopped  # a round of a run, or why there is none
@@ -271,7 +271,8 @@ class _Together:
     """Runs that are one computation: run r = s * width + c is the c-th of the s-th seed."""
 
     def __init__(self, trials: Sequence[Trial], setting: _Setting):
-        self.setting, self.trials = setting, trials
+        keep_freed_memory()
+        self.setting = setting
         self.order, self.width = _ordered(trials)
         runs = [trials[n] for n in self.order]
         self.runs, leaders = runs, runs[:: self.width]
@@ -420,12 +421,8 @@ class _Together:
         work.runner = self._runner(key.round)
         mine = map_tensors(lambda x: x[chunk.seeds, chunk.clients].flatten(0, 2), states)
         up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
-        for x in (*tensors(up), *tensors(client)):
-            fits = (
-                x.dim() == 2 and len(x) == len(steps) and x.shape[1] in (self.problem.x0.numel(), 1)
-            )
-            if not fits or x.dtype != self.problem.x0.dtype:
-                raise Alone(f"a client's answer has shape {list(x.shape)} of {x.dtype}")
+        if not fits(up, client, len(steps), self.problem.x0):
+            raise Alone("a client's answer has another shape or dtype than the model")
         self.clients[0].check(client, f"round {key.round}")
         for x in tensors(client):
             sound = x.sum(1).isfinite()

@@ -4,10 +4,10 @@ import ctypes
 import sys
 from functools import cache
 
-LARGEST_KEPT = 2**28  # bytes: what is larger, such as a data set that was converted, is given back
-ROOM = (
-    2**27
-)  # bytes: more than the 64 MiB in which glibc serves a thread, so that it keeps those, too
+# in bytes: what is larger, such as a data set that was converted, is given back
+LARGEST_KEPT = 2**28
+# in bytes: more than the 64 MiB in which glibc serves a thread, so that it keeps those, too
+ROOM = 2**27
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 
