@@ -24,12 +24,12 @@ def go(
     return path(algorithm, problem, rounds=T, participation=who, local=ud.Local(steps=steps, lr=lr))
 
 
-OPTION_II = "c = total / work.K if"
+OPTION_II = "dc = d - down.c if"  # d is (x - y)/(K eta)
 
 
 def test_1_scaffold_option_ii_as_printed_diverges() -> None:
     """c - c_i + (x - y)/(K eta) in place of c_i - c + (x - y)/(K eta)."""
-    printed = "c = down.c - client.c + (down.x - y) / (work.K * work.lr) if"
+    printed = "dc = down.c - client.c + d - client.c if"
     with mutated("scaffold.py", OPTION_II, printed):
         result = ud.run(ud.method("scaffold"), quadratic(), rounds=900, local=ud.Local(steps=4))
     assert result.stopped or result.history[-1].metrics["distance"] > 1e3
@@ -37,7 +37,7 @@ def test_1_scaffold_option_ii_as_printed_diverges() -> None:
 
 def test_1_scaffold_option_ii_of_its_appendix_stalls() -> None:
     """c - c_i + (y - x)/(K eta)."""
-    printed = "c = down.c - client.c + (y - down.x) / (work.K * work.lr) if"
+    printed = "dc = down.c - client.c - d - client.c if"
     with mutated("scaffold.py", OPTION_II, printed):
         wrong = distance(ud.method("scaffold"), quadratic(), 400, ud.Everyone())
     assert wrong > 1e-2
@@ -103,14 +103,19 @@ def test_9_dampened_and_undampened_fedavgm() -> None:
 
 
 def test_10_scaffolds_shortcut_is_wrong_with_momentum_and_has_an_exact_form() -> None:
-    right = "c = total / work.K\n        return Correction("
-    shortcut = "c = client.c + ((down.x - y) / (work.lr * work.K) - down.h) / self.beta"
-    ours = go(ud.ScaffoldM(0.3))
-    with mutated("momentum.py", right, shortcut + "\n        return Correction("):
-        assert gap(go(ud.method("scaffold-m", beta=0.3)), ours) < 1e-9
-    wrong = "c = client.c - down.h + (down.x - y) / (work.lr * work.K)"
-    with mutated("momentum.py", right, wrong + "\n        return Correction("):
-        assert gap(go(ud.method("scaffold-m", beta=0.3)), ours) > 1e-2
+    """The exact form, from the way, is ours; the mean of the gradients themselves is what it must be."""
+    ours = "_, g = work.descend(lambda y: self.fresh * work.grad(y) + shift, down.x)"
+    exact = "dc = (g - down.h) / self.fresh"
+    both = f"{ours}\n        {exact}"
+    right = go(ud.ScaffoldM(0.3))
+    defined = """_, g, total = work.descend(
+            lambda y, sum: (self.fresh * work.grad(y) + shift, sum + work.grad(y)), down.x, 0 * down.x
+        )
+        dc = total / work.K - client.c"""
+    with mutated("momentum.py", both, defined):
+        assert gap(go(ud.method("scaffold-m", beta=0.3)), right) < 1e-9
+    with mutated("momentum.py", exact, "dc = g - down.h"):
+        assert gap(go(ud.method("scaffold-m", beta=0.3)), right) > 1e-2
 
 
 def test_11_recovering_g_and_the_past_model() -> None:

@@ -33,23 +33,23 @@ MUTANTS = [
            "self.beta1**t)", "self.beta1 ** (t + 1))"),
     Mutant("Yogi's sign", "fedopt.py", "(server.v - D**2).sign()", "(D**2 - server.v).sign()"),
     Mutant("sign of the correction (fedbiomed #734)", "scaffold.py",
-           "g - client.c + down.c", "g + client.c - down.c"),
+           "work.grad(y) - client.c + down.c", "work.grad(y) + client.c - down.c"),
     Mutant("sign of option II (apple/pfl-research)", "scaffold.py",
-           "c = total / work.K if", "c = -total / work.K if"),
+           "dc = d - down.c if", "dc = -d - down.c if"),
     Mutant("no S/N before the mean change of c (NVFlare)", "scaffold.py",
            "cohort.share * mean.dc", "mean.dc"),
     Mutant("sum of changes of c without 1/N (RickZack/GHBM)", "scaffold.py",
            "cohort.share * mean.dc", "cohort.S * mean.dc"),
     Mutant("c_i sent in place of its change (plato #382)", "scaffold.py",
-           "c - client.c), Client(c)", "c), Client(c)"),
+           "Up(delta, dc)", "Up(delta, client.c + dc)"),
     Mutant("K is the same for all (PFLlib #160)", "scaffold.py",
-           "c = total / work.K if", "c = total / 3 if"),
+           "dc = d - down.c if", "dc = delta / (3 * work.lr) - down.c if"),
     Mutant("c_i starts from the weights (Flower niid_bench, NIID-Bench #8)", "scaffold.py",
            "return Client(c=0 * x)", "return Client(c=x)"),
     Mutant("a stray eta_l in c_i", "scaffold.py",
-           "c = total / work.K if", "c = work.lr * total / work.K if"),
+           "dc = d - down.c if", "dc = work.lr * (d + client.c - down.c) - client.c if"),
     Mutant("option I's gradient taken at y", "scaffold.py",
-           "mean_gradient(down.x, 1, work)", "mean_gradient(y, 1, work)"),
+           "mean_gradient(down.x, 1, work)", "mean_gradient(down.x - delta, 1, work)"),
     Mutant("alpha and 1 - alpha exchanged (FedBR #2)", "momentum.py",
            "fresh * work.grad(y) + (1 - self.beta) * down.g",
            "(1 - self.beta) * work.grad(y) + fresh * down.g"),
@@ -57,8 +57,7 @@ MUTANTS = [
            "FedAvgMDown(server.x, server.g)",
            "FedAvgMDown(server.x, server.g * (server.g == server.g[-1]))"),
     Mutant("SCAFFOLD's shortcut for c_i used with beta < 1", "momentum.py",
-           "c = total / work.K\n        return Correction(",
-           "c = (down.x - y) / (work.lr * work.K) + client.c - down.h\n        return Correction("),
+           "dc = (g - down.h) / self.fresh", "dc = g - down.h"),
     Mutant("no S/N in SCAFFOLD-M", "momentum.py",
            "return ScaffoldMServer(x, g, server.c + cohort.share * mean.dc)",
            "return ScaffoldMServer(x, g, server.c + mean.dc)"),
@@ -131,7 +130,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 def test_an_unchanged_method_is_not_caught() -> None:
-    with mutated("scaffold.py", "c = total / work.K if", "c = total / work.K if") as names:
+    with mutated("scaffold.py", "dc = d - down.c if", "dc = d - down.c if") as names:
         assert names == ["scaffold"]
         for row in (row for row in ROWS if row.name in names):
             for _, cohorts, K in settings_of(row):

@@ -109,7 +109,28 @@ class Work:
         if not is_zero(rho):
             d = d if self._momentum is None else rho * self._momentum + d
             self._momentum = d
+        if isinstance(self.lr, float) and self.lr <= torch.finfo(y.dtype).max:
+            return torch.sub(y, d, alpha=self.lr)  # in one pass over memory
         return y - self.lr * d
+
+    def descend(self, direction: Callable[..., Any], x: Tensor, *start: Any) -> Any:
+        """Make the visit's K steps along d = direction(y), from y = x; returns x - y and the mean of all d.
+
+        What else is carried follows x, and d in what `direction` returns; its last values are returned after the mean.
+
+        The mean is (x - y)/(lr K), so that no sum of vectors is carried through the steps; with lr = 0 or local momentum,
+        where the way does not tell, it is one.  Rounding of y enters it as eps |x| / (lr K), which later steps multiply by
+        lr K: they are off by no more than the model's own rounding.
+        """
+        told = is_zero(self.solver.momentum) and not is_zero(self.lr)
+
+        def step(y: Tensor, total: Tensor, *others: Any) -> Any:
+            d, *new = direction(y, *others) if others else (direction(y),)
+            return self.step(y, d), total if told else total + d, *new
+
+        y, total, *new = self.loop(step, x, self.zero if told else 0 * x, *start)
+        delta = x - y
+        return delta, delta / (self.lr * self.K) if told else total / self.K, *new
 
     @property
     def unit(self) -> "Work":

@@ -53,12 +53,11 @@ class FedADC:
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         m = self.beta_l / work.K * down.m
 
-        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
-            g = work.grad(y - work.lr * m if self.nesterov else y)
-            return y - work.lr * (g + m), total + g + m
+        def direction(y: Vec) -> Vec:
+            return work.grad(y - work.lr * m if self.nesterov else y) + m
 
-        y, total = work.loop(step, down.x, 0 * down.x)
-        return Up(total), None
+        _, d = work.descend(direction, down.x)
+        return Up(work.K * d), None
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         m = mean.d + (self.beta_g - self.beta_l) * server.m

@@ -124,12 +124,9 @@ class GHBMTheory:
         return MomentumDown(server.x, server.m)
 
     def local(self, down: MomentumDown, client: None, work: Work) -> tuple[Gradient, None]:
-        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
-            g = work.grad(y)
-            return y - work.lr * (self.beta * g + (1 - self.beta) * down.m), total + g
-
-        y, total = work.loop(step, down.x, 0 * down.x)
-        return Gradient(total / work.K), None
+        m = (1 - self.beta) * down.m
+        _, d = work.descend(lambda y: self.beta * work.grad(y) + m, down.x)
+        return Gradient((d - m) / self.beta), None
 
     def update(self, server: TheoryServer, mean: Gradient, cohort: Cohort) -> TheoryServer:
         past = (*server.past, mean.g)[-self.tau :]

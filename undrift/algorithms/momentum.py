@@ -12,8 +12,8 @@ Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and
     g    <- mean_i mean_k g_k,               x <- x - gamma g
 
 beta weighs the *fresh* gradient (beta = 1: FedAvg, SCAFFOLD), as FedCM's alpha does and unlike GHBM's beta.  gamma
-defaults to eta K, plain averaging.  The paper writes the new g as (x - y)/(eta K); we average the directions themselves,
-which is the same and allows eta = 0 and unequal K.  `reparametrised` is the paper's other form, with eta^ = beta eta and
+defaults to eta K, plain averaging.  The paper writes the new g as (x - y)/(eta K); it is the mean of the directions, which
+is defined for eta = 0 and unequal K as well.  `reparametrised` is the paper's other form, with eta^ = beta eta and
 g^ = g / beta: no beta before the fresh gradient.  B minibatches at x0 fill g or c_i in a first contact with all clients
 (the VR forms need it; their theorems and SCAFFOLD-M's assume it).
 
@@ -70,13 +70,8 @@ class FedAvg_M:
 
     def local(self, down: FedAvgMDown, client: None, work: Work) -> tuple[Direction, None]:
         fresh = 1 if self.reparametrised else self.beta
-
-        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
-            g = fresh * work.grad(y) + (1 - self.beta) * down.g
-            return y - work.lr * g, total + g
-
-        y, total = work.loop(step, down.x, 0 * down.x)
-        return Direction(total / work.K), None
+        _, g = work.descend(lambda y: fresh * work.grad(y) + (1 - self.beta) * down.g, down.x)
+        return Direction(g), None
 
     def update(self, server: FedAvgMServer, mean: Direction, cohort: Cohort) -> FedAvgMServer:
         return FedAvgMServer(server.x - gamma_of(self.gamma, cohort) * mean.g, mean.g)
@@ -131,13 +126,10 @@ class ScaffoldM:
         return ScaffoldMDown(server.x, h=self.fresh * server.c + (1 - self.beta) * server.g)
 
     def local(self, down: ScaffoldMDown, client: Client, work: Work) -> tuple[Correction, Client]:
-        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
-            g = work.grad(y)
-            return y - work.lr * (self.fresh * (g - client.c) + down.h), total + g
-
-        y, total = work.loop(step, down.x, 0 * down.x)
-        c = total / work.K
-        return Correction(c - client.c), Client(c)
+        shift = down.h - self.fresh * client.c
+        _, g = work.descend(lambda y: self.fresh * work.grad(y) + shift, down.x)
+        dc = (g - down.h) / self.fresh
+        return Correction(dc), Client(client.c + dc)
 
     def update(self, server: ScaffoldMServer, mean: Correction, cohort: Cohort) -> ScaffoldMServer:
         g = self.fresh * (mean.dc + server.c) + (1 - self.beta) * server.g
@@ -185,12 +177,11 @@ class FedAvg_M_VR:
         return FedAvgMVRDown(server.x, server.past, server.g)
 
     def local(self, down: FedAvgMVRDown, client: None, work: Work) -> tuple[Direction, None]:
-        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
-            g = work.grad(y) + (1 - self.beta) * (down.g - work.grad(down.past))
-            return y - work.lr * g, total + g
+        def direction(y: Vec) -> Vec:
+            return work.grad(y) + (1 - self.beta) * (down.g - work.grad(down.past))
 
-        y, total = work.loop(step, down.x, 0 * down.x)
-        return Direction(total / work.K), None
+        _, g = work.descend(direction, down.x)
+        return Direction(g), None
 
     def update(self, server: FedAvgMVRServer, mean: Direction, cohort: Cohort) -> FedAvgMVRServer:
         x = server.x - gamma_of(self.gamma, cohort) * mean.g
@@ -247,15 +238,15 @@ class ScaffoldMVR:
     def local(
         self, down: ScaffoldMVRDown, client: Client, work: Work
     ) -> tuple[ScaffoldMVRUp, Client]:
-        def step(y: Vec, total: Vec, total_g: Vec) -> tuple[Vec, Vec, Vec]:
-            grad = work.grad(y)
-            g = grad - self.beta * client.c - (1 - self.beta) * work.grad(down.past) + down.h
-            return y - work.lr * g, total + grad, total_g + g
+        shift = down.h - self.beta * client.c
 
-        zero = 0 * down.x
-        y, total, total_g = work.loop(step, down.x, zero, zero)
+        def direction(y: Vec, total: Vec) -> tuple[Vec, Vec]:
+            grad = work.grad(y)
+            return grad - (1 - self.beta) * work.grad(down.past) + shift, total + grad
+
+        _, g, total = work.descend(direction, down.x, 0 * down.x)
         c = total / work.K
-        return ScaffoldMVRUp(total_g / work.K, c - client.c), Client(c)
+        return ScaffoldMVRUp(g, c - client.c), Client(c)
 
     def update(
         self, server: ScaffoldMVRServer, mean: ScaffoldMVRUp, cohort: Cohort

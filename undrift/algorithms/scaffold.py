@@ -9,8 +9,8 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020 (arXiv:1910.06378), Al
     c    <- c + (S/N) mean_i (c_i+ - c_i)
 
 Option II is printed with the signs of c_i and c exchanged (errata 1); the mean of the raw gradients, printed beside
-it, is what is meant and what we keep: it needs no division by eta_l and stays right with local momentum.  B > 0 starts
-c_i from B minibatches at x0, for all clients, in a first contact; otherwise c_i = 0.
+it, is what is meant and what we keep, also with eta_l = 0 or local momentum, where the way from x to y does not tell it.
+B > 0 starts c_i from B minibatches at x0, for all clients, in a first contact; otherwise c_i = 0.
 """
 
 from typing import Any
@@ -75,13 +75,9 @@ class Scaffold:
         return Down(server.x, server.c)
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
-        def step(y: Vec, total: Vec) -> tuple[Vec, Vec]:
-            g = work.grad(y)
-            return work.step(y, g - client.c + down.c), total + g
-
-        y, total = work.loop(step, down.x, 0 * down.x)
-        c = total / work.K if self.option == 2 else mean_gradient(down.x, 1, work)
-        return Up(down.x - y, c - client.c), Client(c)
+        delta, d = work.descend(lambda y: work.grad(y) - client.c + down.c, down.x)
+        dc = d - down.c if self.option == 2 else mean_gradient(down.x, 1, work) - client.c
+        return Up(delta, dc), Client(client.c + dc)
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         x = server.x - self.eta_g * mean.delta
