@@ -13,6 +13,7 @@ import undrift as ud
 from tests.federation import PlainFedAvg, gap, path
 from tests.test_model import X, Y, federation, mlp
 from tests.test_optimum import quadratic
+from undrift.problems.dropout import kept
 
 SIZES = [3, 11, 10, 10, 10, 7, 13, 20, 17]
 
@@ -383,6 +384,18 @@ def test_a_dropout_called_twice_draws_twice() -> None:
     assert not torch.equal(once, twice)
     layer.p = 1.0
     assert torch.equal(layer(torch.ones(5)), torch.zeros(5))
+
+
+@pytest.mark.parametrize("step", [1, 2**32, 0x632BE5AB, 0x2545F491])
+def test_dropped_units_are_as_many_as_they_should_be_and_unrelated(step: int) -> None:
+    """Of seeds that differ little, as those of layers and calls do; within five standard deviations."""
+    units, p = 40_000, 0.3
+    stays = kept(torch.arange(20) * step + 12345, [units], p).double()
+    assert float((stays.mean(1) - (1 - p)).abs().max()) < 5 * (p * (1 - p) / units) ** 0.5
+    related = torch.corrcoef(stays).fill_diagonal_(0).abs().max()
+    assert float(related) < 5 / units**0.5
+    next_to = torch.corrcoef(torch.stack([stays[0, :-1], stays[0, 1:]]))[0, 1]
+    assert abs(float(next_to)) < 5 / units**0.5
 
 
 def test_large_clients_gradients_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-MASK = (1 << 63) - 1
+WORD = (1 << 32) - 1
 BITS = 24  # of the number that is compared with p
 
 
@@ -37,14 +37,20 @@ class KeyedDropout(nn.Module):
 def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     """Which units stay, `[*seed.shape, *shape]`: those whose hash of 24 bits, as a number in [0, 1), is not below p.
 
-    The hash (two rounds of multiply and shift, after SplitMix64) is plain arithmetic, so that it can be computed for
-    several clients at once, each with its own seed.  It is an operator of its own because a compiler must not look
-    inside: TorchInductor bounds such products as if they were indices, and gets other units.
+    The hash (two rounds of multiply and shift in 32 bits, each with half of the seed) is plain arithmetic, so that it can be
+    computed for several clients at once, each with its own seed.  It is an operator of its own because a compiler must
+    not look inside: TorchInductor bounds such products as if they were indices, and gets other units.
     """
-    z = _counters(math.prod(shape), seed.device) + seed.unsqueeze(-1)
-    z = (z ^ ((z & MASK) >> 30)) * 0x3F58476D1CE4E5B9
-    z = (z ^ ((z & MASK) >> 27)) * 0x14D049BB133111EB
-    z = (z ^ (z >> 31)) & ((1 << BITS) - 1)
+    mixed = (
+        seed ^ (seed >> 32)
+    ) * 0x1E3779B97F4A7C15  # so that seeds that differ little differ in both halves
+    mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
+    low, high = (half.to(torch.int32).unsqueeze(-1) for half in (mixed & WORD, mixed >> 32))
+    z = _counters(math.prod(shape), seed.device) ^ low
+    z.bitwise_xor_(z.bitwise_right_shift(16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
+    z.bitwise_xor_(z.bitwise_right_shift(15).bitwise_and_(0x1FFFF)).bitwise_xor_(high)
+    z.mul_(-0x7B935975)
+    z.bitwise_xor_(z.bitwise_right_shift(16)).bitwise_and_((1 << BITS) - 1)
     return (z >= math.ceil(p * (1 << BITS))).view(*seed.shape, *shape)
 
 
@@ -60,7 +66,7 @@ def _(info: Any, in_dims: Any, seed: Tensor, shape: Sequence[int], p: float) -> 
 
 @lru_cache(maxsize=16)
 def _counters(units: int, device: torch.device) -> Tensor:
-    return (torch.arange(units, device=device) + 1) * 0x1E3779B97F4A7C15
+    return (torch.arange(units, device=device) + 1).to(torch.int32) * -0x61C88647
 
 
 SHARED = {
