@@ -120,6 +120,94 @@ def test_compiled_steps_equal_the_others_and_themselves(refusals: Any) -> None:
     assert refusals() == []
 
 
+FOLDED = (
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "scaffold-m",
+    "fedavg-m",
+    "fedavg-m-vr",
+    "fedhbm",
+    "feddyn",
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_updates_folded_into_products_are_the_methods_own(
+    row: Row, monkeypatch: pytest.MonkeyPatch, refusals: Any
+) -> None:
+    """As for large layers: gradients are added to the model by the product itself."""
+    products: list[int] = []
+
+    def run_as_traced(graph: Any, arguments: Any, mode: Any) -> Any:
+        products.append(sum("baddbmm_" in str(node.target) for node in graph.graph.nodes))
+        return lambda args: graph(*args)
+
+    monkeypatch.setattr(program, "built", run_as_traced)
+    monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(program, "LARGE", 0)
+    settings: dict[str, Any] = {
+        "rounds": 3, "local": local_of(row, steps=3, batch=4, weight_decay=0.01)
+    }  # fmt: skip
+    if row.partial:
+        settings["participation"] = ud.Uniform(4)
+    ours = path(made(row), ragged(), engine="compiled", **settings)
+    assert gap(ours, path(made(row), ragged(), **settings)) < 1e-9
+    assert refusals() == []
+    if row.name in FOLDED and not settings["local"].momentum:
+        assert max(products) >= 2  # both layers
+
+
+@needs_compiler
+@pytest.mark.parametrize("algorithm", [ud.Scaffold(), ud.ScaffoldMVR(0.3)], ids=repr)
+def test_compiled_products_of_large_layers(
+    algorithm: Any, refusals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import config, lowering
+
+    monkeypatch.setenv("CI", "true")  # where torch is stricter about products in place
+    lowering.lowerings.pop(torch.ops.aten.baddbmm_.default, None)
+    net = nn.Sequential(
+        nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 90), nn.ReLU(), nn.Linear(90, 3)
+    )
+    problem = ragged(model=net.double())
+    local = ud.Local(steps=4, batch=4, lr=0.1)
+    settings: dict[str, Any] = {"rounds": 3, "participation": ud.Uniform(4), "local": local}
+    with config.patch(force_disable_caches=True):
+        ours = path(algorithm, problem, engine="compiled", **settings)
+    assert gap(ours, path(algorithm, problem, **settings)) < 1e-9
+    assert (path(algorithm, problem, engine="compiled", **settings) == ours).all()
+    assert refusals() == []
+
+
+@needs_compiler
+def test_convolutions_are_right_where_somebody_compiles_them(refusals: Any) -> None:
+    torch.manual_seed(0)
+    X, Y = torch.randn(24, 2, 8, 8, dtype=torch.float64), torch.arange(24) % 3
+    layers = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    net, clients = nn.Sequential(*layers).double(), ud.IID(4)
+    problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=clients)
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
+    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
+    assert refusals() == []
+
+
+def test_a_program_that_finds_another_layout_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, refusals: Any
+) -> None:
+    def fails(args: list[Tensor]) -> None:
+        args[0].fill_(torch.nan)  # what it wrote before it failed is not kept
+        raise AssertionError("expected stride 5")
+
+    monkeypatch.setattr(program, "built", lambda *_: fails)
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
+    ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), ragged(), **settings)) < 1e-9
+    (line,) = refusals()
+    assert "otherwise than foreseen: expected stride 5" in line
+
+
 @needs_compiler
 def test_dropout_is_compiled_and_drops_the_same_units(refusals: Any) -> None:
     layers = nn.Linear(5, 40), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 3)

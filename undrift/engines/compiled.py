@@ -115,20 +115,23 @@ class Compiler:
             raise Refused(f"{type(problem).__name__} has no grad_of, a gradient that can be traced")
         minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
         lives = _lives(work, steps)
-        carried = tuple(t.clone(memory_format=torch.contiguous_format) for t in start)
         inside, solver = held(step), work.solver
         key = (
             inside.key, lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
-            tuple(map(_shape, carried)), tuple(x is None or _shape(x) for x in minibatches[0]),
+            tuple((t.shape, t.dtype) for t in start), tuple(x is None or _shape(x) for x in minibatches[0]),
         )  # fmt: skip
         if key not in self.programs:
             self.kept.append(step)
-            self.programs[key] = _made(work, step, inside, carried, minibatches[0], lives)
+            self.programs[key] = _made(work, step, inside, start, minibatches[0], lives)
         program = self.programs[key]
         if isinstance(program, Refused):
             raise program
-        program(carried, _fixed(work, inside), minibatches, lives)
-        return carried
+        try:
+            return program(start, _fixed(work, inside), minibatches, lives)
+        except AssertionError as error:  # it made steps on copies only
+            why = Refused(f"torch lays out a result otherwise than foreseen: {error}")
+            self.programs[key] = why
+            raise why from None
 
 
 def _lives(work: Work, steps: Sequence[int]) -> list[Tensor] | None:
@@ -148,7 +151,7 @@ def _fixed(work: Work, inside: Held) -> list[Tensor]:
 
 
 def _made(
-    work: Work, step: Step, inside: Held, carried: Carried, minibatch: Minibatch, lives: Any
+    work: Work, step: Step, inside: Held, start: Carried, minibatch: Minibatch, lives: Any
 ) -> "Program | Refused":
     why = getattr(work.problem, "not_compiled", lambda minibatch: None)(minibatch)
     if why:
@@ -156,7 +159,7 @@ def _made(
     try:
         with warnings.catch_warnings():  # torch warns of its own deprecated parts
             warnings.simplefilter("ignore")
-            return Program(work, step, inside, carried, minibatch, lives)
+            return Program(work, step, inside, start, minibatch, lives)
     except Exception as error:  # torch raises many kinds for what it cannot trace or compile
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         return Refused(f"{type(error).__name__}: {reason}")
@@ -170,7 +173,7 @@ class Program:
         work: Work,
         step: Step,
         inside: Held,
-        carried: Carried,
+        start: Carried,
         minibatch: Minibatch,
         lives: list[Tensor] | None,
     ):
@@ -204,28 +207,29 @@ class Program:
             return [torch.where(alive, a, b) for a, b in zip(new, now, strict=True)]
 
         try:
-            self.call = compile_step(traced, carried, others, self.layout)
+            self.call = compile_step(traced, start, others, self.layout)
         except _UsesMomentum:
             self.momentum = True
-            self.call = compile_step(traced, self._with_momentum(carried), others, self.layout)
+            self.call = compile_step(traced, self._with_momentum(start), others, self.layout)
 
-    def _with_momentum(self, carried: Carried) -> Carried:
-        return (*carried, torch.zeros_like(carried[0])) if self.momentum else carried
+    def _with_momentum(self, start: Carried) -> Carried:
+        return (*start, torch.zeros_like(start[0])) if self.momentum else start
 
     def __call__(
         self,
-        carried: Carried,
+        start: Carried,
         fixed: list[Tensor],
         minibatches: Sequence[Minibatch],
         lives: list[Tensor] | None,
-    ) -> None:
-        """Make all steps, writing over what is carried."""
-        always = [
-            piece for t in (*self._with_momentum(carried), *fixed) for piece in self.layout.apart(t)
-        ]
+    ) -> Carried:
+        """Make all steps, on copies of what is carried."""
+        carried = [self.layout.copied(t) for t in self._with_momentum(start)]
+        always = [piece for copied in carried for piece in copied.pieces]
+        always += [piece for t in fixed for piece in self.layout.apart(t)]
         for k, minibatch in enumerate(minibatches):
             given = [x for x in minibatch if x is not None]
             self.call([*always, *given, *(lives[k : k + 1] if lives else ())])
+        return tuple(copied.joined() for copied in carried[: len(start)])
 
 
 class _UsesMomentum(Exception):

@@ -3,9 +3,12 @@
 The step is traced once (make_fx) as a function of tensors: the vectors it carries, what its closure holds, the step size
 and every other float, the minibatch.  Nothing of it is guarded or looked up again, so another round, another step size or
 another beta runs the same code.  Vectors are cut where the model's parameters begin and end (`cut`), so that a layer's
-gradient goes from the matrix product into the update without a copy; new values are written over old ones.
+gradient goes from the matrix product into the update without a copy; new values are written over old ones.  Products with
+samples that several runs share are made one (sharing.py), small ones are written as loops, and updates are folded into the
+others (folding.py).
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,12 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
-aten = torch.ops.aten
+from undrift.engines.folding import in_place, write
+from undrift.engines.nodes import aten, made, reshaped, value_of
+from undrift.engines.sharing import share
 
+LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added to pieces in place
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
 SMALL_PRODUCT = 2**17  # multiplications, up to which a loop is faster than a library
 
@@ -43,6 +49,24 @@ class Layout:
     def joined(self, pieces: list[Tensor], like: Tensor) -> Tensor:
         return torch.cat(pieces, 1) if self.is_flat(like) else pieces[0]
 
+    def copied(self, t: Tensor) -> "Copy":
+        """A copy to be written over."""
+        if self.is_flat(t) and t.numel() >= LARGE:
+            return Copy([p.clone(memory_format=torch.contiguous_format) for p in self.apart(t)])
+        whole = t.clone(memory_format=torch.contiguous_format)
+        return Copy(self.apart(whole), whole)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A vector in pieces: views of a whole, or each whole in memory, as it must be for products to be added to it."""
+
+    pieces: list[Tensor]
+    whole: Tensor | None = None
+
+    def joined(self) -> Tensor:
+        return torch.cat(self.pieces, 1) if self.whole is None else self.whole
+
 
 def compile_step(
     step: Callable[..., Sequence[Tensor]],
@@ -65,12 +89,16 @@ def compile_step(
         return step(whole[: len(carried)], whole[len(carried) :])
 
     mode = FakeTensorMode()
-    pieces = [piece for t in examples for piece in layout.apart(t)]
+    pieces = [piece for t in carried for piece in layout.copied(t).pieces]
+    pieces += [piece for t in others for piece in layout.apart(t)]
     with mode:  # each anew: a tensor that is given twice now may be two tensors the next time
         arguments = [
             torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in pieces
         ]
     graph = traced(on_pieces, mode, arguments)
+    share(graph.graph)
+    if arguments[0].device.type == "cpu":
+        _small_products(graph.graph)
     written = sum(counts[: len(carried)])
     _write_back(graph, layout, counts[: len(carried)], written)
     return built(graph, arguments, mode)
@@ -81,36 +109,62 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.lowering import lowerings, make_fallback
     from torch._inductor.virtualized import V
 
-    # one process, because a pool of compilers would outlive the run; indices and shapes are ours, and right
-    quiet = config.patch(compile_threads=1, assert_indirect_indexing=False, size_asserts=False)
+    if aten.baddbmm_.default not in lowerings:
+        # torch does the same by itself, but raises where the environment has a variable CI, as on build servers
+        make_fallback(aten.baddbmm_.default, warn=False)
+    # one process, because a pool of compilers would outlive the run; indices are ours, and right
+    quiet = config.patch(
+        compile_threads=1, assert_indirect_indexing=False, size_asserts=_calls_others(graph.graph)
+    )
     with quiet, V.set_fake_mode(mode), tracing(TracingContext(mode)):
-        made: Any = compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
+        whole: Any = compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
     # the program itself, without the bookkeeping around it, which takes as long as a small step
-    return getattr(made, "current_callable", None) or made
+    return getattr(whole, "current_callable", None) or whole
+
+
+def _calls_others(graph: Graph) -> bool:
+    """Whether the program calls kernels of torch but products: those may lay out their results otherwise than foreseen.
+
+    Convolutions do.  The program then checks what it is given and raises AssertionError, which takes time in every step.
+    """
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    ours = {aten.bmm.default, aten.baddbmm_.default, torch.ops.undrift.kept.default}
+    called = {node.target for node in graph.nodes if node.op == "call_function"} - ours
+    others = {target for target in called if target in fallbacks or target not in lowerings}
+    return bool(others - {operator.getitem}) or any("convolution" in str(t) for t in called)
 
 
 def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor]) -> GraphModule:
     """The function's graph of elementary operations; raises if it depends on the values of tensors."""
+    import torch._inductor.lowering  # noqa: F401 (which decompositions look up)
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    table = dict(select_decomp_table())
-    if arguments[0].device.type == "cpu":
-        table[aten.bmm.default] = _small_product
     with mode:
-        return make_fx(function, decomposition_table=table)(*arguments)
+        return make_fx(function, decomposition_table=select_decomp_table())(*arguments)
 
 
-def _small_product(a: Tensor, b: Tensor) -> Any:
-    """A product so small that a loop in the compiled code is faster than a call of a library."""
-    m, k, n = *a.shape[1:], b.shape[2]
-    if m * k * n > SMALL_PRODUCT:
-        return NotImplemented
-    if k > 64:  # long sums run along memory
-        return (a.unsqueeze(2) * b.mT.unsqueeze(1)).sum(3)
-    return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
+def _small_products(graph: Graph) -> None:
+    """Write products so small that a loop in the compiled code is faster than a call of a library as loops."""
+    for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
+        a, b = node.args
+        (_, m, k), n = value_of(a).shape, value_of(b).shape[2]
+        if m * k * n > SMALL_PRODUCT:
+            continue
+        with graph.inserting_before(node):
+            if k > 64:  # long sums run along memory
+                along, b = 3, made(graph, aten.permute.default, b, [0, 2, 1])
+                a, b = (made(graph, aten.unsqueeze.default, x, d) for x, d in ((a, 2), (b, 1)))
+            else:
+                along = 2
+                a, b = (made(graph, aten.unsqueeze.default, x, d) for x, d in ((a, 3), (b, 1)))
+            each = made(graph, aten.mul.Tensor, a, b)
+            node.replace_all_uses_with(made(graph, aten.sum.dim_IntList, each, [along]))
+            graph.erase_node(node)
 
 
 def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int], written: int) -> None:
@@ -118,25 +172,40 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int], writ
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"][:written]
     output = next(node for node in graph.nodes if node.op == "output")
-    pieces = cut(module, layout)
-    edges = [0, *accumulate(layout.sizes)]
-    parts: list[Node] = []
     with graph.inserting_before(output):
-        for new, count in zip(output.args[0], counts, strict=True):
-            own = pieces.get(new) or [new]
-            if len(own) < count:
-                ends = zip(edges, edges[1:], strict=False)
-                own = [graph.call_function(aten.slice.Tensor, (new, 1, a, b)) for a, b in ends]
-            # an old value that is carried on elsewhere must be kept before it is written over
-            parts += [
-                graph.call_function(aten.clone.default, (n,)) if n in inputs else n for n in own
-            ]
-        for old, new in zip(inputs, parts, strict=True):
-            graph.call_function(aten.copy_.default, (old, new))
-    output.args = ((),)
+        parts = _in_pieces(module, layout, output.args[0], counts)
+        output.args = (parts,)
+        graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
+        output.args = ((),)
+        # an old value that is carried on elsewhere must be kept before it is written over
+        new = [
+            graph.call_function(aten.clone.default, (n,)) if n in inputs and n is not old else n
+            for old, n in zip(inputs, parts, strict=True)
+        ]
+        ways = [in_place(graph, n, old, inputs) for old, n in zip(inputs, new, strict=True)]
+        for old, n, way in zip(inputs, new, ways, strict=True):
+            if way is not None:
+                write(graph, old, way)
+            elif n is not old:
+                graph.call_function(aten.copy_.default, (old, n))
     graph.set_codegen(CodeGen())
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _in_pieces(
+    module: GraphModule, layout: Layout, values: Sequence[Node], counts: Sequence[int]
+) -> list[Node]:
+    """Vectors as the pieces they are made of."""
+    pieces, edges = cut(module, layout), [0, *accumulate(layout.sizes)]
+    parts: list[Node] = []
+    for value, count in zip(values, counts, strict=True):
+        own = pieces.get(value) or [value]
+        if len(own) < count:
+            ends = zip(edges, edges[1:], strict=False)
+            own = [made(module.graph, aten.slice.Tensor, value, 1, a, b) for a, b in ends]
+        parts += own
+    return parts
 
 
 def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
@@ -149,19 +218,29 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
 
     def is_flat(node: Node) -> bool:
         value = node.meta.get("val")
-        return isinstance(value, Tensor) and layout.is_flat(value)
+        return isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == layout.D
 
-    for node in list(graph.nodes):
+    def is_last(node: Node, dim: Any) -> bool:
+        return dim % value_of(node).dim() == value_of(node).dim() - 1
+
+    for node in list(graph.nodes) if len(sizes) > 1 else []:
         if node.op != "call_function":
             continue
-        if node.target is aten.cat.default and is_flat(node):
+        if node.target is aten.cat.default and is_flat(node) and is_last(node, node.args[1]):
             parts: Any = node.args[0]
-            if [part.meta["val"].shape[1] for part in parts] == sizes:
+            if [value_of(part).shape[-1] for part in parts] == sizes:
                 pieces[node] = list(parts)
         elif node.target is aten.split_with_sizes.default and node.args[0] in pieces:
-            if list(node.args[1]) == sizes:
+            if list(node.args[1]) == sizes and is_last(node.args[0], node.args[2]):
                 for user in list(node.users):  # each takes one piece by its number
                     user.replace_all_uses_with(pieces[node.args[0]][user.args[1]])
+        elif node.target is aten.view.default and node.args[0] in pieces and is_flat(node):
+            lead = value_of(node).shape[:-1]  # rows of several runs, apart or one after another
+            with graph.inserting_before(node):
+                pieces[node] = [
+                    reshaped(graph, piece, [*lead, size])
+                    for piece, size in zip(pieces[node.args[0]], sizes, strict=True)
+                ]
         elif is_flat(node) and torch.Tag.pointwise in getattr(node.target, "tags", ()):
             flat = [each for each in node.all_input_nodes if is_flat(each)]
             if all(each in pieces for each in flat):
@@ -170,21 +249,15 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
 
 
 def _elementwise(
-    graph: torch.fx.Graph,
-    node: Node,
-    flat: list[Node],
-    pieces: dict[Node, list[Node]],
-    sizes: list[int],
+    graph: Graph, node: Node, flat: list[Node], pieces: dict[Node, list[Node]], sizes: list[int]
 ) -> list[Node]:
     found = []
     with graph.inserting_before(node):
-        for j, size in enumerate(sizes):
+        for j in range(len(sizes)):
             mine = {each: pieces[each][j] for each in flat}
             args, kwargs = (
                 map_arg(some, lambda each: mine.get(each, each))  # noqa: B023 (used at once)
                 for some in (node.args, node.kwargs)
             )
-            new = graph.call_function(node.target, args, kwargs)  # pyright: ignore[reportArgumentType]
-            new.meta["val"] = node.meta["val"].narrow(1, 0, size)
-            found.append(new)
+            found.append(made(graph, node.target, *args, **kwargs))  # pyright: ignore[reportCallIssue]
     return found

@@ -1,0 +1,136 @@
+"""Updates folded into products: y - lr (A B - c) is computed as y + lr c, in place, to which (-lr A) B is added.
+
+A layer's gradient is the product of two thin matrices, [out, batch] and [batch, in].  Written out it is as large as the
+layer itself, and on the way from the product to the update it goes through memory twice.  A matrix library adds a product
+to what is there at no cost; the factor before it is taken to the thin side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch.fx import Graph, Node
+
+from undrift.engines.nodes import aten, made, reshaped, value_of
+
+Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
+VIEWS = (aten.view.default, aten.permute.default, aten.expand.default, aten.unsqueeze.default)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A value as factors times products, and the rest of it; None: no rest."""
+
+    products: tuple[tuple[Factor, Node], ...]
+    rest: Node | None
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """A value as what is written first, and pairs of matrices whose products are then added to it."""
+
+    first: Node | None
+    pairs: tuple[tuple[Node, Node], ...]
+    shape: list[int]  # of a product
+
+
+def in_place(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> InPlace | None:
+    """How the value `new` can be made in the place of `old`; None if it is not a sum with products.
+
+    `written` are all nodes whose places are written over: a product must not read them.
+    """
+    value = value_of(old)
+    found = _sum(graph, new, rows=value.shape[0])
+    read = {_root(matrix) for _, product in found.products for matrix in product.args}
+    if not found.products or not value.is_contiguous() or read & {*written}:
+        return None
+    pairs = tuple(_pair(graph, factor, product) for factor, product in found.products)
+    return InPlace(found.rest, pairs, list(value_of(found.products[0][1]).shape))
+
+
+def write(graph: Graph, old: Node, new: InPlace) -> None:
+    """Let the graph make a value in the place of `old`, after all that reads it."""
+    if new.first is None:
+        graph.call_function(aten.fill_.Scalar, (old, 0))
+    elif new.first is not old:
+        graph.call_function(aten.copy_.default, (old, new.first))
+    for a, b in new.pairs:
+        whole = graph.call_function(aten.view.default, (old, new.shape))
+        graph.call_function(aten.baddbmm_.default, (whole, a, b))
+
+
+def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
+    """The matrices of a product, the first of them times a factor."""
+    thin, other = product.args
+    if isinstance(factor, Node) and value_of(factor).dim() == 2:
+        # one a row: where runs share samples, a matrix holds several rows
+        batch, height, _ = value_of(product).shape
+        runs = len(value_of(factor)) // batch
+        apart = made(graph, aten.view.default, factor, [batch, runs, 1])
+        wide = made(graph, aten.expand.default, apart, [batch, runs, height // runs])
+        factor = reshaped(graph, wide, [batch, height, 1])
+    if factor is not None:
+        thin = made(graph, aten.mul.Tensor, thin, factor)
+    return thin, other  # pyright: ignore[reportReturnType]
+
+
+def _sum(graph: Graph, node: Any, rows: int) -> Sum:
+    """A node as a sum; one that others use, too, stays as it is."""
+    if not isinstance(node, Node) or "val" not in node.meta or len(node.users) > 1:
+        return Sum((), node)
+    product = _product(node)
+    if product is not None:
+        return Sum(((None, product),), None)
+    if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
+        a, b = (_sum(graph, each, rows) for each in node.args)
+        if a.products or b.products:
+            b = _scaled(graph, b, -1) if node.target is aten.sub.Tensor else b
+            rests = [rest for rest in (a.rest, b.rest) if rest is not None]
+            rest = (
+                made(graph, aten.add.Tensor, *rests) if len(rests) == 2 else next(iter(rests), None)
+            )
+            return Sum((*a.products, *b.products), rest)
+    elif node.target is aten.neg.default:
+        return _scaled(graph, _sum(graph, node.args[0], rows), -1)
+    elif node.target in (aten.mul.Tensor, aten.mul.Scalar):
+        for each, factor in (node.args, node.args[::-1]):
+            found = _sum(graph, each, rows)
+            if found.products and _is_factor(factor, rows):
+                return _scaled(graph, found, factor)
+    return Sum((), node)
+
+
+def _scaled(graph: Graph, found: Sum, factor: Factor) -> Sum:
+    rest = None if found.rest is None else made(graph, aten.mul.Tensor, found.rest, factor)
+    return Sum(tuple((_times(graph, f, factor), p) for f, p in found.products), rest)
+
+
+def _times(graph: Graph, a: Factor, b: Factor) -> Factor:
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, Node) or isinstance(b, Node):
+        return made(graph, aten.mul.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
+    return a * b
+
+
+def _is_factor(value: Any, rows: int) -> bool:
+    """Whether it is one number, or one a row."""
+    if not isinstance(value, Node):
+        return isinstance(value, int | float)
+    return tuple(value_of(value).shape) in ((), (rows, 1))
+
+
+def _product(node: Node) -> Node | None:
+    """The batched product whose numbers these are, in the same order."""
+    if not value_of(node).is_contiguous():
+        return None
+    while node.target in VIEWS and len(node.users) == 1:
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node if node.target is aten.bmm.default and len(node.users) == 1 else None
+
+
+def _root(node: Any) -> Node:
+    """What a node is a view of."""
+    while node.target in VIEWS:
+        node = node.args[0]
+    return node

@@ -1,0 +1,32 @@
+"""New nodes in a traced graph, which know the shape of their values as traced ones do."""
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+
+
+def value_of(node: Node) -> Any:
+    """A tensor without numbers that has the shape, strides and dtype of what the node computes."""
+    return node.meta["val"]
+
+
+def made(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new node, inserted where the graph's insertion point is."""
+    node = graph.call_function(target, args, kwargs)
+    mode = value_of(node.all_input_nodes[0]).fake_mode
+    given, named = (map_arg(some, value_of) for some in (args, kwargs))
+    with mode:
+        node.meta["val"] = target(*given, **named)  # pyright: ignore[reportCallIssue]
+    return node
+
+
+def reshaped(graph: Graph, node: Node, shape: list[int]) -> Node:
+    """The same numbers in another shape, copied only if they do not lie so."""
+    value = value_of(node)
+    if not value.is_contiguous():
+        node = made(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return made(graph, aten.view.default, node, shape)
