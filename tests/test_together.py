@@ -118,17 +118,27 @@ def test_solvers_may_differ(
     check_equal(trials, rounds=2, participation=ud.Uniform(3))
 
 
-def test_traced_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
-    traced = []
-    run_as_traced = lambda graph, *_: traced.append(1) or (lambda args: graph(*args))
+@pytest.mark.parametrize("layers", ["small", "large"])
+def test_traced_steps_are_the_same(
+    layers: str, monkeypatch: pytest.MonkeyPatch, lines: Any
+) -> None:
+    graphs: list[Any] = []
+    run_as_traced = lambda graph, *_: graphs.append(graph.graph) or (lambda args: graph(*args))
     monkeypatch.setattr(program, "built", run_as_traced)
+    if layers == "large":  # products are a library's, updates are folded into them
+        monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
+        monkeypatch.setattr(program, "LARGE", 0)
     trials = [
         Trial(ud.ScaffoldM(beta=beta), federation(seed), ud.Local(3, batch=4, lr=lr), seed)
         for beta, lr in ((0.3, 0.1), (0.5, 0.2))
         for seed in (0, 1)
     ]
     check_equal(trials, engine="compiled", rounds=3, participation=ud.Uniform(3))
-    assert lines() == [] and 1 <= len(traced) <= 2
+    assert lines() == [] and 1 <= len(graphs) <= 2
+    added = [node for node in graphs[0].nodes if "baddbmm_" in str(node.target)]
+    assert bool(added) == (layers == "large")
+    if added:  # the samples of two seeds' three clients, each for two runs at once
+        assert 2 * 3 in {node.args[2].meta["val"].shape[0] for node in added}
 
 
 def test_a_run_that_diverges_leaves_the_others_alone() -> None:

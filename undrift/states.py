@@ -71,7 +71,9 @@ class ClientStates:
     def gather(self, clients: Sequence[int]) -> Any:
         """The states of these clients, one row each."""
         rows = self._rows_of(clients)
-        return rebuild(self._initial, iter([t[rows.to(t.device)] for t in self._tables]))
+        return rebuild(
+            self._initial, iter([t.index_select(0, rows.to(t.device)) for t in self._tables])
+        )
 
     def gather_into(self, room: Sequence[Tensor], clients: Sequence[int]) -> None:
         """Copy the states of these clients, one row each, to the host: a tensor a field, in the order of `tensors`."""

@@ -53,8 +53,8 @@ from undrift.work import Carried, Runner, Solver, Work
 
 log = logging.getLogger("undrift")
 
-# in bytes, of a vector of all rows that are computed at once: a core's cache is not much larger
-CHUNK_BYTES = 2**21
+# in bytes, of a vector of all rows that are computed at once: a few of them fit into a processor's cache
+CHUNK_BYTES = 2**23
 CLOSE = 1e-9  # relative: rows that are computed together equal rows alone
 
 Ended: TypeAlias = Round | Stopped  # a round of a run, or why there is none
@@ -386,10 +386,13 @@ class _Together:
         weights = torch.tensor([party.weights for party in parties], dtype=torch.float64)
         weights = weights / weights.sum(1, keepdim=True)
         states = _stacked([c.gather(p.clients) for c, p in zip(self.clients, parties, strict=True)])
-        answers = [
-            self._visit(number, chunk, down, states, parties, key) for chunk in self._chunks(S)
-        ]
-        mean = self._mean(answers, weights)
+        means, kept, came = _Means(len(self.clients), self.width), [], 0
+        for chunk in self._chunks(S):
+            up, client = self._visit(number, chunk, down, states, parties, key)
+            means.add(up, weights[chunk.seeds, chunk.clients], chunk.seeds)
+            kept.append((chunk, client))
+            came += nbytes(up)
+        mean = means.found()
         self._check_finite(mean)
         cohorts = self._cohorts(parties, weights, t)
         cohort = merged(cohorts)
@@ -397,15 +400,14 @@ class _Together:
         self._check_finite(updated)
         if t & (t - 1) == 0:
             self._check_rows(exchange, number, server, mean, cohorts, t)
-        self._hold(answers, parties)
+        self._hold(kept, parties)
         R = len(self.runs)
-        came = sum(nbytes(up) for _, up, _ in answers)
         return updated, nbytes(down) // R * S, came // R
 
     def _visit(
         self, number: int, chunk: _Chunk, down: Any, states: Any, parties: Sequence[Party], key: Key
-    ) -> tuple[_Chunk, Any, Any]:
-        """One visit of all rows of a chunk."""
+    ) -> tuple[Any, Any]:
+        """One visit of all rows of a chunk: what they send, and what they keep."""
         local = exchanges_of(chunk.algorithm, key.round)[number].local
         visitors: list[Visitor] = []
         steps: list[int] = []
@@ -428,24 +430,12 @@ class _Together:
             sound = x.sum(1).isfinite()
             if not sound.all():
                 self._part_with(chunk.runs[~sound].tolist())
-        return chunk, up, client
+        return up, client
 
-    def _mean(self, answers: Sequence[tuple[_Chunk, Any, Any]], weights: Tensor) -> Any:
-        """The weighted means of what the clients of each run sent."""
-        first = answers[0][1]
-        shape = len(self.clients), self.width
-        total = [x.new_zeros(*shape, x.shape[1]) for x in tensors(first)]
-        for chunk, up, _ in answers:
-            mine = weights[chunk.seeds, chunk.clients].unsqueeze(1)
-            for x, into in zip(tensors(up), total, strict=True):
-                rows = x.view(mine.shape[0], mine.shape[2], -1)
-                into[chunk.seeds] += (mine.to(x.dtype) @ rows).view_as(into[chunk.seeds])
-        return rebuild(first, iter([x.flatten(0, 1) for x in total]))
-
-    def _hold(self, answers: Sequence[tuple[_Chunk, Any, Any]], parties: Sequence[Party]) -> None:
+    def _hold(self, kept: Sequence[tuple[_Chunk, Any]], parties: Sequence[Party]) -> None:
         """Hold back what clients will remember until the round has happened."""
         new: list[Any] = [[] for _ in parties]
-        for chunk, _, client in answers:
+        for chunk, client in kept:
             for n, s in enumerate(range(chunk.seeds.start, chunk.seeds.stop)):
                 who = parties[s].clients[chunk.clients]
                 shape = chunk.seeds.stop - chunk.seeds.start, len(who), self.width
@@ -535,6 +525,28 @@ class _Together:
     def _runner(self, t: int) -> Runner | None:
         since = self.choice.since if self.choice.engine == "compiled" else self.setting.rounds + 1
         return partial(_with_columns, self.compiler.run) if max(t, 1) >= since else None
+
+
+class _Means:
+    """The weighted means of what the clients of each run sent, added up chunk by chunk so that none is kept."""
+
+    def __init__(self, seeds: int, width: int):
+        self.shape = seeds, width
+        self.totals: list[Tensor] = []
+        self.record: Any = None
+
+    def add(self, up: Any, weights: Tensor, seeds: slice) -> None:
+        """Add the rows of a chunk: of some seeds, and of clients with these weights, `[seeds, clients]`."""
+        self.record = up
+        self.totals = self.totals or [x.new_zeros(*self.shape, x.shape[1]) for x in tensors(up)]
+        mine = weights.unsqueeze(1)
+        for x, total in zip(tensors(up), self.totals, strict=True):
+            rows = x.view(mine.shape[0], mine.shape[2], -1)
+            total[seeds] += (mine.to(x.dtype) @ rows).view_as(total[seeds])
+
+    def found(self) -> Any:
+        """A record like those that came, a row a run."""
+        return rebuild(self.record, iter([x.flatten(0, 1) for x in self.totals]))
 
 
 def _with_columns(
