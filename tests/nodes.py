@@ -62,6 +62,7 @@ class Nodes:
         self.fault: Fault = lambda name, parcel: ""
         self.spoil: Callable[[str, Parcel], Parcel] = lambda name, reply: reply
         self.delay: Callable[[str], float] = lambda name: 0.0
+        self.told: Callable[[Iterable[str]], None] = lambda tickets: None
         self.log: list[tuple[str, str]] = []
         self.answers: dict[str, tuple[float, Parcel]] = {}
         self.made: dict[str, Node] = {}
@@ -99,6 +100,7 @@ class Nodes:
 
     def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
         due = [t for t in tickets if t in self.answers and self.answers[t][0] <= self.time]
+        self.told(due)
         return [(ticket, self.answers.pop(ticket)[1]) for ticket in due]
 
     def now(self) -> float:
