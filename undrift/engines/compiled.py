@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from undrift.engines.batched import in_chunks, same
 from undrift.engines.closures import replaced
-from undrift.engines.program import Layout, compile_step
+from undrift.engines.program import Layout, Pieces, compile_step, joined
 from undrift.states import ClientStates
 from undrift.work import Carried, Runner, Work, in_turn
 
 log = logging.getLogger("undrift")
 
+T = TypeVar("T")
 Step: TypeAlias = Callable[..., Any]
 Minibatch: TypeAlias = Sequence[Tensor | None]  # what a problem's grad_of is given
 
@@ -110,28 +111,46 @@ class Compiler:
             return in_turn(work, step, start, steps)
 
     def _run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
-        problem: Any = work.problem
-        if not hasattr(problem, "grad_of"):
-            raise Refused(f"{type(problem).__name__} has no grad_of, a gradient that can be traced")
+        problem, layout = traceable(work), layout_of(work.problem)
         minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
-        lives = _lives(work, steps)
-        inside, solver = held(step), work.solver
-        key = (
-            inside.key, lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
-            tuple((t.shape, t.dtype) for t in start), tuple(x is None or _shape(x) for x in minibatches[0]),
-        )  # fmt: skip
+        lives, inside = _lives(work, steps), held(step)
+        key = (inside.key, tuple(map(_shape, start)), *_alike(work, minibatches[0], lives))
+        carried = [layout.copied(t) for t in start]
+        fixed = [layout.apart(t) for t in (*inside.tensors, *_fixed(work, inside.numbers))]
         if key not in self.programs:
             self.kept.append(step)
-            self.programs[key] = _made(work, step, inside, start, minibatches[0], lives)
+            self.programs[key] = _made(work, step, inside, carried, fixed, minibatches[0], lives)
         program = self.programs[key]
         if isinstance(program, Refused):
             raise program
         try:
-            return program(start, _fixed(work, inside), minibatches, lives)
+            program(carried, fixed, minibatches, lives)
         except AssertionError as error:  # it made steps on copies only
             why = Refused(f"torch lays out a result otherwise than foreseen: {error}")
             self.programs[key] = why
             raise why from None
+        return tuple(map(joined, carried))
+
+
+def traceable(work: Work) -> Any:
+    """The problem, if it has what a compiled step needs."""
+    if not hasattr(work.problem, "grad_of"):
+        kind = type(work.problem).__name__
+        raise Refused(f"{kind} has no grad_of, a gradient that can be traced")
+    return work.problem
+
+
+def layout_of(problem: Any) -> Layout:
+    return Layout.of(problem.x0.numel(), problem.pieces)
+
+
+def _alike(work: Work, minibatch: Minibatch, lives: Any) -> tuple[Any, ...]:
+    """What visits have in common that one program serves, besides what is in the step."""
+    solver = work.solver
+    return (
+        lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
+        tuple(x is None or _shape(x) for x in minibatch),
+    )  # fmt: skip
 
 
 def _lives(work: Work, steps: Sequence[int]) -> list[Tensor] | None:
@@ -142,48 +161,65 @@ def _lives(work: Work, steps: Sequence[int]) -> list[Tensor] | None:
     return list((work._column(steps) > numbers).unbind())
 
 
-def _fixed(work: Work, inside: Held) -> list[Tensor]:
-    """What stays the same during a loop, in the order in which a program takes it."""
+def _fixed(work: Work, numbers: Sequence[float]) -> list[Tensor]:
+    """What stays the same during a loop besides the step's own tensors, in the order in which a program takes it."""
     # in float64, so that a number means in a tensor what it meant before
-    numbers = torch.tensor([work.lr, work.t, *inside.numbers], dtype=torch.float64)
+    all_numbers = torch.tensor([work.lr, work.t, *numbers], dtype=torch.float64)
     problem: Any = work.problem
-    return [*inside.tensors, *numbers.to(work.K.device).unbind(), work.K, *problem.resident()]
+    return [*all_numbers.to(work.K.device).unbind(), work.K, *problem.resident()]
 
 
 def _made(
-    work: Work, step: Step, inside: Held, start: Carried, minibatch: Minibatch, lives: Any
+    work: Work,
+    step: Step,
+    inside: Held,
+    carried: Sequence[Pieces],
+    fixed: Sequence[Pieces],
+    minibatch: Minibatch,
+    lives: Any,
 ) -> "Program | Refused":
     why = getattr(work.problem, "not_compiled", lambda minibatch: None)(minibatch)
     if why:
         return Refused(why)
+    return tried(lambda: Program(work, step, inside, carried, fixed, minibatch, lives))
+
+
+def tried(make: Callable[[], T]) -> T | Refused:
+    """What can be compiled, or why it cannot."""
     try:
         with warnings.catch_warnings():  # torch warns of its own deprecated parts
             warnings.simplefilter("ignore")
-            return Program(work, step, inside, start, minibatch, lives)
+            return make()
     except Exception as error:  # torch raises many kinds for what it cannot trace or compile
+        if isinstance(error, Refused):
+            return error
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         return Refused(f"{type(error).__name__}: {reason}")
 
 
 class Program:
-    """A compiled step, with the momentum of the local solver carried along if the step uses it."""
+    """A compiled step, with the momentum of the local solver carried along if the step uses it.
+
+    What it is made with shows how things will be laid out when it is called.
+    """
 
     def __init__(
         self,
         work: Work,
         step: Step,
         inside: Held,
-        start: Carried,
+        carried: Sequence[Pieces],
+        fixed: Sequence[Pieces],
         minibatch: Minibatch,
         lives: list[Tensor] | None,
     ):
         problem: Any = work.problem
-        self.layout = Layout.of(problem.x0.numel(), problem.pieces)
+        layout = layout_of(problem)
         self.momentum = False
         present = [x for x in minibatch if x is not None]
-        others = [*_fixed(work, inside), *present, *(lives[:1] if lives else [])]
+        others = [*fixed, *([x] for x in present), *([x] for x in (lives or ())[:1])]
 
-        def traced(now: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+        def traced(now: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
             it = iter(given)
             tensors, lr, t = [next(it) for _ in inside.tensors], next(it), next(it)
             numbers, K = [next(it) for _ in inside.numbers], next(it)
@@ -207,29 +243,26 @@ class Program:
             return [torch.where(alive, a, b) for a, b in zip(new, now, strict=True)]
 
         try:
-            self.call = compile_step(traced, start, others, self.layout)
+            self.call = compile_step(traced, carried, others, layout)
         except _UsesMomentum:
             self.momentum = True
-            self.call = compile_step(traced, self._with_momentum(start), others, self.layout)
+            self.call = compile_step(traced, self._with_momentum(carried), others, layout)
 
-    def _with_momentum(self, start: Carried) -> Carried:
-        return (*start, torch.zeros_like(start[0])) if self.momentum else start
+    def _with_momentum(self, carried: Sequence[Pieces]) -> Sequence[Pieces]:
+        return [*carried, [torch.zeros_like(p) for p in carried[0]]] if self.momentum else carried
 
     def __call__(
         self,
-        start: Carried,
-        fixed: list[Tensor],
+        carried: Sequence[Pieces],
+        fixed: Sequence[Pieces],
         minibatches: Sequence[Minibatch],
         lives: list[Tensor] | None,
-    ) -> Carried:
-        """Make all steps, on copies of what is carried."""
-        carried = [self.layout.copied(t) for t in self._with_momentum(start)]
-        always = [piece for copied in carried for piece in copied.pieces]
-        always += [piece for t in fixed for piece in self.layout.apart(t)]
+    ) -> None:
+        """Make all steps, writing over what is carried."""
+        always = [p for pieces in (*self._with_momentum(carried), *fixed) for p in pieces]
         for k, minibatch in enumerate(minibatches):
             given = [x for x in minibatch if x is not None]
             self.call([*always, *given, *(lives[k : k + 1] if lives else ())])
-        return tuple(copied.joined() for copied in carried[: len(start)])
 
 
 class _UsesMomentum(Exception):

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ from undrift.engines.sharing import share
 LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added to pieces in place
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
 SMALL_PRODUCT = 2**17  # multiplications, up to which a loop is faster than a library
+
+Pieces: TypeAlias = list[
+    Tensor
+]  # of a flat vector, a parameter each; of anything else, the thing itself
 
 
 @dataclass(frozen=True)
@@ -43,64 +47,39 @@ class Layout:
     def is_flat(self, t: Tensor) -> bool:
         return t.dim() == 2 and t.shape[1] == self.D and len(self.sizes) > 1
 
-    def apart(self, t: Tensor) -> list[Tensor]:
+    def apart(self, t: Tensor) -> Pieces:
         return list(t.split(self.sizes, 1)) if self.is_flat(t) else [t]
 
-    def joined(self, pieces: list[Tensor], like: Tensor) -> Tensor:
-        return torch.cat(pieces, 1) if self.is_flat(like) else pieces[0]
-
-    def copied(self, t: Tensor) -> "Copy":
-        """A copy to be written over."""
+    def copied(self, t: Tensor) -> Pieces:
+        """A copy to be written over: views of a whole, or each whole in memory, as large ones must be for products
+        to be added to them."""
         if self.is_flat(t) and t.numel() >= LARGE:
-            return Copy([p.clone(memory_format=torch.contiguous_format) for p in self.apart(t)])
-        whole = t.clone(memory_format=torch.contiguous_format)
-        return Copy(self.apart(whole), whole)
+            return [p.clone(memory_format=torch.contiguous_format) for p in self.apart(t)]
+        return self.apart(t.clone(memory_format=torch.contiguous_format))
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A vector in pieces: views of a whole, or each whole in memory, as it must be for products to be added to it."""
-
-    pieces: list[Tensor]
-    whole: Tensor | None = None
-
-    def joined(self) -> Tensor:
-        return torch.cat(self.pieces, 1) if self.whole is None else self.whole
+def joined(pieces: Sequence[Tensor]) -> Tensor:
+    """The whole vector."""
+    return torch.cat(list(pieces), 1) if len(pieces) > 1 else pieces[0]
 
 
 def compile_step(
     step: Callable[..., Sequence[Tensor]],
-    carried: Sequence[Tensor],
-    others: Sequence[Tensor],
+    carried: Sequence[Pieces],
+    others: Sequence[Pieces],
     layout: Layout,
 ) -> Callable[[list[Tensor]], Any]:
-    """A program that takes [*pieces of carried, *pieces of others] and overwrites carried with `step(carried, others)`."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    """A program that takes [*pieces of carried, *pieces of others] and overwrites carried with `step(carried, others)`.
 
-    examples = [*carried, *others]
-    counts = [len(layout.apart(t)) for t in examples]
-    starts = [0, *accumulate(counts)]
-
-    def on_pieces(*pieces: Tensor) -> Sequence[Tensor]:
-        whole = [
-            layout.joined(list(pieces[a : a + n]), t)
-            for a, n, t in zip(starts, counts, examples, strict=False)
-        ]
-        return step(whole[: len(carried)], whole[len(carried) :])
-
-    mode = FakeTensorMode()
-    pieces = [piece for t in carried for piece in layout.copied(t).pieces]
-    pieces += [piece for t in others for piece in layout.apart(t)]
-    with mode:  # each anew: a tensor that is given twice now may be two tensors the next time
-        arguments = [
-            torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device) for p in pieces
-        ]
-    graph = traced(on_pieces, mode, arguments)
+    It is made for values that are laid out as these are.
+    """
+    graph, arguments, mode = traced(
+        lambda *whole: step(whole[: len(carried)], whole[len(carried) :]), [*carried, *others]
+    )
     share(graph.graph)
     if arguments[0].device.type == "cpu":
         _small_products(graph.graph)
-    written = sum(counts[: len(carried)])
-    _write_back(graph, layout, counts[: len(carried)], written)
+    _write_back(graph, layout, [len(pieces) for pieces in carried])
     return built(graph, arguments, mode)
 
 
@@ -138,14 +117,34 @@ def _calls_others(graph: Graph) -> bool:
     return bool(others - {operator.getitem}) or any("convolution" in str(t) for t in called)
 
 
-def traced(function: Callable[..., Any], mode: Any, arguments: Sequence[Tensor]) -> GraphModule:
-    """The function's graph of elementary operations; raises if it depends on the values of tensors."""
+def traced(
+    function: Callable[..., Any], values: Sequence[Pieces]
+) -> tuple[GraphModule, list[Tensor], Any]:
+    """The function's graph of elementary operations on the pieces of values that are laid out as these are.
+
+    With it tensors without numbers that stand for the pieces, and the mode in which they exist.  Raises if the function
+    depends on the numbers in tensors.
+    """
     import torch._inductor.lowering  # noqa: F401 (which decompositions look up)
     from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with mode:
-        return make_fx(function, decomposition_table=select_decomp_table())(*arguments)
+    ends = list(accumulate(len(pieces) for pieces in values))
+
+    def on_pieces(*pieces: Tensor) -> Any:
+        begins = [0, *ends[:-1]]
+        return function(*[joined(pieces[a:b]) for a, b in zip(begins, ends, strict=True)])
+
+    with FakeTensorMode() as mode:
+        # each anew: a tensor that is given twice now may be two tensors the next time
+        arguments = [
+            torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device)
+            for pieces in values
+            for p in pieces
+        ]
+        graph = make_fx(on_pieces, decomposition_table=select_decomp_table())(*arguments)
+    return graph, arguments, mode
 
 
 def _small_products(graph: Graph) -> None:
@@ -167,10 +166,10 @@ def _small_products(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int], written: int) -> None:
-    """Let the graph overwrite its first arguments with what it returned, piece by piece where it can."""
+def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> None:
+    """Let the graph overwrite its first arguments, so many pieces each, with what it returned, piece by piece where it can."""
     graph = module.graph
-    inputs = [node for node in graph.nodes if node.op == "placeholder"][:written]
+    inputs = graph.find_nodes(op="placeholder")[: sum(counts)]
     output = next(node for node in graph.nodes if node.op == "output")
     with graph.inserting_before(output):
         parts = _in_pieces(module, layout, output.args[0], counts)
