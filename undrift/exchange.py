@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from undrift.core import Cohort, Exchange, map_tensors, nbytes, rebuild, tensors
-from undrift.engines import Engine, Results
+from undrift.engines import Added, Engine, Results
 from undrift.errors import Diverged, MethodFailure
 from undrift.keyed import Key
 from undrift.problems import Problem
@@ -92,6 +92,16 @@ class RunningSum:
         for row in which:
             self.weight += weights[row]
 
+    def add_sum(self, record: Any, weights: Sequence[float]) -> None:
+        """Add what is already the sum of rows with these weights."""
+        sums = tensors(record)
+        self.shape = record
+        self.sums = (
+            sums if self.sums is None else [a + b for a, b in zip(self.sums, sums, strict=True)]
+        )
+        for weight in weights:
+            self.weight += weight
+
     def add_all(self, rows: Any, weights: Sequence[float]) -> bool:
         """Add all rows, if sums stay finite as they do unless some row is not; otherwise change nothing.
 
@@ -165,7 +175,8 @@ def visited(
     def lend(clients: Sequence[int], single: bool) -> Work:
         return Work(problem, solver, clients, [steps[i] for i in clients], key, single)
 
-    results = setting.engine(local, down, states, party.clients, lend, setting.chunk)
+    engine, chunk = setting.engine, setting.chunk
+    results = engine(local, down, states, party.clients, lend, chunk, party.weights)
     return collected(results, states, party, problem, key.round)
 
 
@@ -181,6 +192,12 @@ def collected(
     for clients, up, client in results:
         states.check(client, f"round {t}")
         weights = [weight_of[i] for i in clients]
+        if isinstance(up, Added):  # nothing in it is wrong
+            ups.add_sum(up.record, weights)
+            new_states.append((clients, client))
+            traffic += Traffic(bytes_up=nbytes(up.record) * len(clients))
+            present += clients
+            continue
         fit = fits(up, client, len(clients), problem.x0)
         if fit and _finite(client) and ups.add_all(up, weights):
             good = list(range(len(clients)))

@@ -1,27 +1,41 @@
 """Engines: ways of visiting clients.  Each gives the same trajectory.
 
-An engine is a function that takes one exchange to some clients and yields the results chunk by chunk, always with a row a
-client: `(clients, up, state)`.  What is done with them (checks, sums, bytes) is the same for all: see `exchange.py`.
-Which one a run uses is a `Choice`.
+An engine is a function that takes one exchange to some clients and yields the results chunk by chunk, with a row a
+client: `(clients, up, state)`.  An engine that is given the clients' weights may add up itself what they send, and then
+yields `Added` for it.  What is done with results (checks, sums, bytes) is the same for all: see `exchange.py`.  Which
+engine a run uses is a `Choice`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from undrift.engines.batched import batched
+from undrift.engines.batched import Local, Result, batched
 from undrift.engines.choice import Choice, choose
-from undrift.engines.compiled import compiled
+from undrift.engines.compiled import Added, compiled
 from undrift.engines.memory import keep_freed_memory
 from undrift.engines.sequential import sequential, side_by_side
 from undrift.states import ClientStates
 from undrift.work import Work
 
-__all__ = ["Choice", "Engine", "Results", "choose", "engine_of"]
+__all__ = ["Added", "Choice", "Engine", "Results", "choose", "engine_of"]
 
-Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
-Results: TypeAlias = Iterator[tuple[Sequence[int], Any, Any]]
+Results: TypeAlias = Iterator[Result]
 Lend: TypeAlias = Callable[[Sequence[int], bool], Work]
-Engine: TypeAlias = Callable[[Local, Any, ClientStates, Sequence[int], Lend, int], Results]
+
+
+class Engine(Protocol):
+    """A way of visiting clients."""
+
+    def __call__(
+        self,
+        local: Local,
+        down: Any,
+        states: ClientStates,
+        clients: Sequence[int],
+        lend: Lend,
+        chunk: int,
+        weights: Sequence[float] | None = None,
+    ) -> Results: ...
 
 
 def engine_of(choice: Choice, round: int) -> Engine:

@@ -1,30 +1,28 @@
 """The cohort as one computation: vectors `[S, D]`, in chunks so that memory stays bounded."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from undrift.core import check_records, map_tensors
 from undrift.errors import MethodFailure
 from undrift.states import ClientStates
 from undrift.work import NoCommonRound, Runner, Work
 
+Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
+Result: TypeAlias = tuple[Sequence[int], Any, Any]
+
 
 def batched(
-    local: Callable[[Any, Any, Work], tuple[Any, Any]],
+    local: Local,
     down: Any,
     states: ClientStates,
     clients: Sequence[int],
     lend: Callable[[Sequence[int], bool], Work],
     chunk: int,
-) -> Iterator[tuple[Sequence[int], Any, Any]]:
+    weights: Sequence[float] | None = None,
+) -> Iterator[Result]:
     """Visit clients `chunk` at a time."""
-    # A batch of one goes through other kernels (matrix times vector) with other rounding.  So a lone client is
-    # computed twice over, and a chunk of any size gives the same bits.
-    yield from in_chunks(local, same(down), states, clients, lend, chunk, rows=at_least_two)
-
-
-def at_least_two(n: int) -> int:
-    return max(n, 2)
+    yield from in_chunks(local, same(down), states, clients, lend, chunk)
 
 
 def same(down: Any) -> Callable[[Sequence[int]], Any]:
@@ -33,35 +31,52 @@ def same(down: Any) -> Callable[[Sequence[int]], Any]:
 
 
 def in_chunks(
-    local: Callable[[Any, Any, Work], tuple[Any, Any]],
+    local: Local,
     downs: Callable[[Sequence[int]], Any],
     states: ClientStates,
     clients: Sequence[int],
     lend: Callable[[Sequence[int], bool], Work],
     chunk: int,
-    rows: Callable[[int], int],
-    runner: Runner | None = None,
-) -> Iterator[tuple[Sequence[int], Any, Any]]:
-    """Visit clients a chunk at a time, as `rows(n)` rows for n of them: the first is repeated to fill up."""
+) -> Iterator[Result]:
+    """Visit clients a chunk at a time, each with a message of its own."""
+    # A batch of one goes through other kernels (matrix times vector) with other rounding.  So a lone client is
+    # computed twice over, and a chunk of any size gives the same bits.
+    for ids, here in chunks(clients, chunk, rows=lambda n: max(n, 2)):
+        yield visited(local, downs(here), states.gather(here), lend(here, False), ids)
+
+
+def chunks(
+    clients: Sequence[int], chunk: int, rows: Callable[[int], int]
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Clients a chunk at a time, and whom the `rows(n)` rows for n of them are for: the first is repeated to fill up."""
     for first in range(0, len(clients), chunk):
         ids = clients[first : first + chunk]
-        count = len(ids)
-        here = [*ids, *[ids[0]] * (rows(count) - count)]
-        work = lend(here, False)
-        work.runner = runner
-        try:
-            up, client = local(downs(here), states.gather(here), work)
-            if len(here) > count:
-                up, client = (map_tensors(lambda t: t[:count], each) for each in (up, client))  # noqa: B023
-            check_records(up, client)
-        except NoCommonRound:
-            raise
-        except Exception as error:
-            where = f"clients {_some(ids)}, round {_some(work.rounds or [work.t])}, stage local"
-            raise MethodFailure(
-                f"{where}: {type(error).__name__}: {error} (engine='sequential' names the client)"
-            ) from error
-        yield ids, up, client
+        yield ids, [*ids, *[ids[0]] * (rows(len(ids)) - len(ids))]
+
+
+def visited(
+    local: Local,
+    down: Any,
+    client: Any,
+    work: Work,
+    ids: Sequence[int],
+    runner: Runner | None = None,
+) -> Result:
+    """One visit of some clients at once, who have the first rows."""
+    work.runner = runner
+    try:
+        up, client = local(down, client, work)
+        if len(work.clients) > len(ids):
+            up, client = (map_tensors(lambda t: t[: len(ids)], each) for each in (up, client))
+        check_records(up, client)
+    except NoCommonRound:
+        raise
+    except Exception as error:
+        where = f"clients {_some(ids)}, round {_some(work.rounds or [work.t])}, stage local"
+        raise MethodFailure(
+            f"{where}: {type(error).__name__}: {error} (engine='sequential' names the client)"
+        ) from error
+    return ids, up, client
 
 
 def _some(ids: Sequence[int]) -> str:

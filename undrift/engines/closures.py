@@ -1,8 +1,8 @@
 """A step of a method as a function of tensors: what its closure holds, taken out and put back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -62,3 +62,48 @@ def _function(value: FunctionType, inside: Leaf) -> FunctionType:
         name: inside(part) for name, part in value.__kwdefaults__.items()
     }
     return found
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a step's closure holds: its tensors and numbers, and a key that is the same for steps that are alike."""
+
+    tensors: list[Tensor]
+    numbers: list[float]
+    key: tuple[Any, ...]
+
+
+def held(step: Any) -> Held:
+    """What a step's closure holds, or any other value."""
+    tensors: list[Tensor] = []
+    numbers: list[float] = []
+    key: list[Any] = []
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            key.append(shape_of(value))
+        elif isinstance(value, float):
+            numbers.append(value)
+            key.append(float)
+        else:
+            key.append(Work)
+        return value
+
+    replaced(step, leaf, key.append, {})
+    return Held(tensors, numbers, tuple(key))
+
+
+def rebound(step: Any, tensors: Iterator[Tensor], numbers: Iterator[Tensor], work: Work) -> Any:
+    """The same step with other tensors, numbers and work in its closure."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(tensors)
+        return next(numbers) if isinstance(value, float) else work
+
+    return replaced(step, leaf, lambda note: None, {})
+
+
+def shape_of(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride(), t.dtype, t.device

@@ -96,7 +96,10 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
         make_fallback(aten.baddbmm_.default, warn=False)
     # one process, because a pool of compilers would outlive the run; indices are ours, and right
     quiet = config.patch(
-        compile_threads=1, assert_indirect_indexing=False, size_asserts=_calls_others(graph.graph)
+        compile_threads=1,
+        assert_indirect_indexing=False,
+        size_asserts=_calls_others(graph.graph),
+        realize_reads_threshold=16,  # arithmetic on a few vectors is rather repeated than written down
     )
     with quiet, V.set_fake_mode(mode), tracing(TracingContext(mode)):
         whole: Any = compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
@@ -172,7 +175,7 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
     inputs = graph.find_nodes(op="placeholder")[: sum(counts)]
     output = next(node for node in graph.nodes if node.op == "output")
     with graph.inserting_before(output):
-        parts = _in_pieces(module, layout, output.args[0], counts)
+        parts = in_pieces(module, layout, output.args[0], counts)
         output.args = (parts,)
         graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
         output.args = ((),)
@@ -192,7 +195,7 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
     module.recompile()
 
 
-def _in_pieces(
+def in_pieces(
     module: GraphModule, layout: Layout, values: Sequence[Node], counts: Sequence[int]
 ) -> list[Node]:
     """Vectors as the pieces they are made of."""
@@ -240,11 +243,19 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
                     reshaped(graph, piece, [*lead, size])
                     for piece, size in zip(pieces[node.args[0]], sizes, strict=True)
                 ]
-        elif is_flat(node) and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        elif is_flat(node) and _is_elementwise(node):
             flat = [each for each in node.all_input_nodes if is_flat(each)]
             if all(each in pieces for each in flat):
                 pieces[node] = _elementwise(graph, node, flat, pieces, sizes)
     return pieces
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether numbers in a vector depend only on those in the same place: arithmetic, and sums over rows."""
+    if node.target is aten.sum.dim_IntList:
+        value, dims = value_of(node.args[0]), node.args[1]  # pyright: ignore[reportArgumentType]
+        return all(dim % value.dim() < value.dim() - 1 for dim in dims)  # pyright: ignore
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _elementwise(

@@ -15,12 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from undrift.core import map_tensors
+from undrift.engines.batched import Local, Result
 from undrift.errors import MethodFailure
 from undrift.states import ClientStates
 from undrift.work import Work
-
-Result = tuple[Sequence[int], Any, Any]
-Local = Callable[[Any, Any, Work], tuple[Any, Any]]
 
 
 def sequential(
@@ -30,6 +28,7 @@ def sequential(
     clients: Sequence[int],
     lend: Callable[[Sequence[int], bool], Work],
     chunk: int,
+    weights: Sequence[float] | None = None,
 ) -> Iterator[Result]:
     """Visit clients one at a time."""
     for i in clients:
@@ -46,6 +45,7 @@ def side_by_side(workers: int) -> Callable[..., Iterator[Result]]:
         clients: Sequence[int],
         lend: Callable[[Sequence[int], bool], Work],
         chunk: int,
+        weights: Sequence[float] | None = None,
     ) -> Iterator[Result]:
         mine, cores = ThreadLocal(), torch.get_num_threads()
         copies = twins(lend(clients[:1], True).problem, workers)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undrift.core import exchanges_of, rebuild, tensors
 from undrift.engines import Results
-from undrift.engines.batched import at_least_two, in_chunks
+from undrift.engines.batched import in_chunks
 from undrift.events.clock import visitor
 from undrift.events.flight import InFlight, Visit
 from undrift.keyed import Key
@@ -98,7 +98,7 @@ class Ahead:
         if plan.choice.engine != "batched":
             down = self.live.downs[version]
             return engine(exchange.local, down, self.clients, ids, lend, chunk)
-        return in_chunks(exchange.local, downs, self.clients, ids, lend, chunk, at_least_two)
+        return in_chunks(exchange.local, downs, self.clients, ids, lend, chunk)
 
     def taken(self, clients: Sequence[int], discount: dict[int, float]) -> Results:
         """Hand out answers that are there, each multiplied with its client's discount."""

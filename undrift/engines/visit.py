@@ -1,0 +1,278 @@
+"""A whole visit, compiled: `local` of a method is traced once, and cut in three where its loop is.
+
+    before    where the loop starts, and what its step holds: a few operations, as they were traced
+    step      the body of the loop, a program that writes over what is carried
+    after     what the client sends and keeps: one more program, which also adds up over clients what they send
+
+So nothing of what is sent is written down client by client, and what the loop has led to is read once.  Methods with no
+loop, several, or something beside it that must be computed (`work.full_grad`, `work.unit`) are not cut: their steps are
+compiled and the rest is computed as it is written.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
+from dataclasses import fields, replace
+from functools import partial, reduce
+from itertools import islice
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from undrift.columns import Column
+from undrift.core import rebuild, tensors
+from undrift.engines import program
+from undrift.engines.closures import held, rebound, shape_of
+from undrift.engines.nodes import aten, made, value_of
+from undrift.engines.program import Layout, Pieces, in_pieces, traced
+from undrift.engines.steps import Minibatch, Program, Refused, fixed_of, layout_of
+from undrift.work import Work
+
+Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
+Columns: TypeAlias = tuple[
+    tuple[str, Column], ...
+]  # numbers of the solver that differ from row to row
+
+
+@torch.library.custom_op("undrift::loop", mutates_args=())
+def loop(start: Sequence[Tensor], inside: Sequence[Tensor]) -> list[Tensor]:
+    """Marks in a trace where the loop is: what it starts from, and the tensors in its step."""
+    raise RuntimeError("a loop is traced, never called")
+
+
+@loop.register_fake
+def _(start: Sequence[Tensor], inside: Sequence[Tensor]) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in start]
+
+
+def columns_of(work: Work) -> Columns:
+    """Those numbers of the solver that differ from row to row."""
+    each = ((f.name, getattr(work.solver, f.name)) for f in fields(work.solver))
+    return tuple((name, value) for name, value in each if isinstance(value, Column))
+
+
+def without(work: Work, columns: Columns) -> Work:
+    """The same work with zeros for columns."""
+    found = copy(work)
+    found.solver = replace(work.solver, **{name: 0.0 for name, _ in columns})
+    found.lr = found.solver.lr if columns else work.lr
+    return found
+
+
+def with_columns(work: Work, step: Callable[..., Any], columns: Columns) -> Callable[..., Any]:
+    """The same step with columns in its closure, where a program looks for tensors."""
+    if not columns:
+        return step
+
+    def stepped(*carried: Tensor) -> Any:
+        work.solver = replace(work.solver, **dict(columns))
+        work.lr = dict(columns).get("lr", work.lr)  # pyright: ignore[reportAttributeAccessIssue]
+        return step(*carried)
+
+    return stepped
+
+
+class _Traced(Work):
+    """The work of a visit while it is traced: numbers are tensors, and the loop leaves a mark."""
+
+    def __init__(self, work: Work, lr: Tensor, t: Tensor, K: Tensor, columns: Columns):
+        self.__dict__.update(work.__dict__)
+        self.solver = replace(work.solver, **dict(columns))
+        self.columns, self.lr, self._t, self.K = columns, dict(columns).get("lr", lr), t, K
+        self.step: Any = None  # that of the loop
+
+    def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
+        if steps is not None:
+            raise Refused("it makes another number of steps than the visit has")
+        if self.step is not None:
+            raise Refused("it has several loops")
+        self.step = with_columns(self, step, self.columns)
+        carried = loop(list(start), held(self.step).tensors)
+        return carried[0] if len(start) == 1 else carried
+
+    def full_grad(self, x: Tensor) -> Tensor:
+        raise Refused("it takes whole gradients")
+
+    @property
+    def unit(self) -> Work:
+        raise Refused("it runs its solver on a number")
+
+
+class Given:
+    """What a visit is given, in the order in which its parts take it."""
+
+    def __init__(self, local: Local, down: Any, client: Any, work: Work, weights: Tensor):
+        self.local, self.down, self.client, self.weights = local, down, client, weights
+        self.columns = columns_of(work)
+        self.work = without(work, self.columns)
+        self.inside = held((local, self.columns))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for visits that are alike but for their minibatches."""
+        each = (*tensors(self.down), *tensors(self.client), self.weights)
+        kinds = type(self.down), type(self.client), tuple(map(shape_of, each))
+        return self.inside.key, kinds
+
+    def pieces(self, layout: Layout) -> list[Pieces]:
+        numbers = [self.work.lr, self.work.t, *self.inside.numbers]
+        alone = torch.tensor(numbers, dtype=torch.float64, device=self.weights.device).unbind()
+        vectors = (*tensors(self.down), *tensors(self.client), *self.inside.tensors)
+        return [*map(layout.apart, vectors), *([t] for t in (*alone, self.work.K, self.weights))]
+
+    def again(self, whole: Sequence[Tensor]) -> tuple[Local, Any, Any, "_Traced", Tensor]:
+        """The same made of other tensors."""
+        it = iter(whole)
+        down, client = rebuild(self.down, it), rebuild(self.client, it)
+        own = list(islice(it, len(self.inside.tensors)))
+        lr, t, *numbers, K, weights = it
+        local, columns = rebound((self.local, self.columns), iter(own), iter(numbers), self.work)
+        return local, down, client, _Traced(self.work, lr, t, K, columns), weights
+
+
+class Visit:
+    """A visit that was traced and cut, ready to be made with whatever is laid out as what it was made of."""
+
+    def __init__(self, given: Given, minibatch: Minibatch, lives: list[Tensor] | None):
+        self.layout, work = layout_of(given.work.problem), given.work
+        self.up: Any = None  # records like those that come
+        self.client: Any = None
+        self.step: Any = None  # of the loop
+
+        def visit(*whole: Tensor) -> list[Tensor]:
+            local, down, client, lent, weights = given.again(whole)
+            self.up, self.client = local(down, client, lent)
+            if lent.step is None:
+                raise Refused("it has no loop")
+            self.step = lent.step
+            sent, kept = tensors(self.up), tensors(self.client)
+            if not all(_is_answer(t, len(work.clients), work.problem.x0) for t in (*sent, *kept)):
+                raise Refused("its answers are not vectors")
+            ones = torch.ones_like(weights)
+            sums = [*(_added(t, weights) for t in sent), *(_added(t, ones) for t in kept)]
+            return [*sums, *kept]
+
+        start = given.pieces(self.layout)
+        module, _, mode = traced(visit, start)
+        self.before, self.counts = _before(deepcopy(module), self.layout)
+        self.carried = len(_mark(module.graph).args[0])  # pyright: ignore[reportArgumentType]
+        carried, inside = self._begun(start)
+        self.inside = held(self.step)
+        fixed = [*inside, *self._fixed(work)]
+        self.program = Program(work, self.step, self.inside, carried, fixed, minibatch, lives)
+        after = _after(module, self.layout, len(tensors(self.up)))
+        arguments = [value_of(node) for node in after.graph.find_nodes(op="placeholder")]
+        self.after = program.built(after, arguments, mode)
+
+    def __call__(
+        self, given: Given, minibatches: Sequence[Minibatch], lives: list[Tensor] | None
+    ) -> tuple[Any, Any, bool]:
+        """What clients send, added up; what they keep, a row each; whether all of it is finite."""
+        start = given.pieces(self.layout)
+        carried, inside = self._begun(start)
+        self.program(carried, [*inside, *self._fixed(given.work)], minibatches, lives)
+        total, *found = self.after([p for pieces in (*start, *carried) for p in pieces])
+        it = iter(found)
+        return rebuild(self.up, it), rebuild(self.client, it), math.isfinite(float(total))
+
+    def _begun(self, start: list[Pieces]) -> tuple[list[Pieces], list[Pieces]]:
+        """Where the loop starts, and the tensors in its step."""
+        found = iter(self.before(*[p for pieces in start for p in pieces]))
+        each = [list(islice(found, count)) for count in self.counts]
+        return each[: self.carried], each[self.carried :]
+
+    def _fixed(self, work: Work) -> list[Pieces]:
+        return [[t] for t in fixed_of(work, self.inside.numbers)]
+
+
+def _is_answer(t: Tensor, rows: int, x: Tensor) -> bool:
+    return t.dim() == 2 and len(t) == rows and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
+
+
+def _added(rows: Tensor, weights: Tensor) -> Tensor:
+    """Rows of groups, clients and runs, in this order, added up over clients: a row for each group and run."""
+    groups, clients = weights.shape
+    each = rows.reshape(groups, clients, -1, rows.shape[1])
+    return (weights.to(rows.dtype).view(groups, clients, 1, 1) * each).sum(1).flatten(0, 1)
+
+
+def _mark(graph: Graph) -> Node:
+    (mark,) = graph.find_nodes(op="call_function", target=torch.ops.undrift.loop.default)
+    return mark
+
+
+def _end(graph: Graph) -> Node:
+    return next(iter(graph.find_nodes(op="output")))
+
+
+def _counts(layout: Layout, nodes: Sequence[Node]) -> list[int]:
+    return [len(layout.apart(value_of(node))) for node in nodes]
+
+
+def _before(module: GraphModule, layout: Layout) -> tuple[GraphModule, list[int]]:
+    """From what is given to where the loop starts, which is written over later, and what its step holds, in pieces."""
+    graph, mark = module.graph, _mark(module.graph)
+    start: Any = mark.args[0]
+    inside: Any = mark.args[1]
+    values = [*start, *inside]
+    counts = _counts(layout, values)
+    with graph.inserting_before(mark):
+        pieces = in_pieces(module, layout, values, counts)
+        for j in range(sum(counts[: len(start)])):
+            whole = {"memory_format": torch.contiguous_format}
+            pieces[j] = made(graph, aten.clone.default, pieces[j], **whole)
+    _return(module, pieces)
+    return module, counts
+
+
+def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
+    """From what is given, and pieces of what the loop has led to, to what is sent and kept.
+
+    Before these comes a number that is finite only if all of it is, found in sums of what is sent and of what is kept.
+    """
+    graph, mark = module.graph, _mark(module.graph)
+    start: Any = mark.args[0]
+    new = {j: _vector(graph, layout, value_of(node)) for j, node in enumerate(start)}
+    for user in list(mark.users):  # each takes one vector by its number
+        user.replace_all_uses_with(new[user.args[1]])  # pyright: ignore[reportArgumentType]
+    with graph.inserting_before(_end(graph)):
+        values: Any = _end(graph).args[0]
+        counts = _counts(layout, values)
+        pieces = iter(in_pieces(module, layout, values, counts))
+        apart = [list(islice(pieces, count)) for count in counts]
+        kept = (len(values) - sent) // 2
+        numbers = [
+            made(graph, aten.sum.dim_IntList, piece, [0, 1])
+            for some in apart[: sent + kept]
+            for piece in some
+        ]
+        total = reduce(partial(made, graph, aten.add.Tensor), numbers)
+        found = [_joined(graph, some) for some in (*apart[:sent], *apart[sent + kept :])]
+    _return(module, [total, *found])
+    return module
+
+
+def _vector(graph: Graph, layout: Layout, like: Tensor) -> Node:
+    """A vector that the graph is given in pieces, each whole in memory, after all else that it is given."""
+    pieces = []
+    with like.fake_mode:  # pyright: ignore[reportAttributeAccessIssue]
+        empty = [p.new_empty(p.shape) for p in layout.apart(like)]
+    for value in empty:
+        last = graph.find_nodes(op="placeholder")[-1]
+        with graph.inserting_after(last):
+            pieces.append(graph.placeholder(f"{last.name}_and"))
+        pieces[-1].meta["val"] = value
+    with graph.inserting_before(_mark(graph)):
+        return _joined(graph, pieces)
+
+
+def _joined(graph: Graph, pieces: list[Node]) -> Node:
+    return made(graph, aten.cat.default, pieces, 1) if len(pieces) > 1 else pieces[0]
+
+
+def _return(module: GraphModule, values: list[Node]) -> None:
+    _end(module.graph).args = (values,)
+    module.graph.eliminate_dead_code()
+    module.recompile()
