@@ -104,12 +104,16 @@ def test_9_dampened_and_undampened_fedavgm() -> None:
 
 def test_10_scaffolds_shortcut_is_wrong_with_momentum_and_has_an_exact_form() -> None:
     """The exact form, from the way, is ours; the mean of the gradients themselves is what it must be."""
-    ours = "_, g = work.descend(lambda y: self.fresh * work.grad(y) + shift, down.x)"
+    ours = "_, g = work.descend(lambda y: self.fresh * (work.grad(y) - client.c) + down.h, down.x)"
     exact = "dc = (g - down.h) / self.fresh"
     both = f"{ours}\n        {exact}"
     right = go(ud.ScaffoldM(0.3))
     defined = """_, g, total = work.descend(
-            lambda y, sum: (self.fresh * work.grad(y) + shift, sum + work.grad(y)), down.x, 0 * down.x
+            lambda y, sum: (
+                self.fresh * (work.grad(y) - client.c) + down.h, sum + work.grad(y)
+            ),
+            down.x,
+            0 * down.x,
         )
         dc = total / work.K - client.c"""
     with mutated("momentum.py", both, defined):

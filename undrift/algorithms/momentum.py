@@ -126,8 +126,7 @@ class ScaffoldM:
         return ScaffoldMDown(server.x, h=self.fresh * server.c + (1 - self.beta) * server.g)
 
     def local(self, down: ScaffoldMDown, client: Client, work: Work) -> tuple[Correction, Client]:
-        shift = down.h - self.fresh * client.c
-        _, g = work.descend(lambda y: self.fresh * work.grad(y) + shift, down.x)
+        _, g = work.descend(lambda y: self.fresh * (work.grad(y) - client.c) + down.h, down.x)
         dc = (g - down.h) / self.fresh
         return Correction(dc), Client(client.c + dc)
 
@@ -238,11 +237,10 @@ class ScaffoldMVR:
     def local(
         self, down: ScaffoldMVRDown, client: Client, work: Work
     ) -> tuple[ScaffoldMVRUp, Client]:
-        shift = down.h - self.beta * client.c
-
         def direction(y: Vec, total: Vec) -> tuple[Vec, Vec]:
             grad = work.grad(y)
-            return grad - (1 - self.beta) * work.grad(down.past) + shift, total + grad
+            past = (1 - self.beta) * work.grad(down.past)
+            return grad - past - self.beta * client.c + down.h, total + grad
 
         _, g, total = work.descend(direction, down.x, 0 * down.x)
         c = total / work.K
