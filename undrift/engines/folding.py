@@ -3,6 +3,9 @@
 A layer's gradient is the product of two thin matrices, [out, batch] and [batch, in].  Written out it is as large as the
 layer itself, and on the way from the product to the update it goes through memory twice.  A matrix library adds a product
 to what is there at no cost; the factor before it is taken to the thin side.
+
+Gradients at two points on the same minibatch have the samples as a common matrix in the first layer: a A X + b A' X is one
+product, (a A + b A') X.  A gradient that enters several vectors, each as a summand, is added to each.
 """
 
 from collections.abc import Sequence
@@ -34,17 +37,26 @@ class InPlace:
     shape: list[int]  # of a product
 
 
-def in_place(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> InPlace | None:
+def in_place(
+    graph: Graph, new: Node, old: Node, values: Sequence[Node], written: Sequence[Node]
+) -> InPlace | None:
     """How the value `new` can be made in the place of `old`; None if it is not a sum with products.
 
-    `written` are all nodes whose places are written over: a product must not read them.
+    `values` are all such new values, and `written` the nodes whose places are written over: a product must not read them.
     """
     value = value_of(old)
-    found = _sum(graph, new, rows=value.shape[0])
+    found = _sum(graph, new, value.shape[0], values)
     read = {_root(matrix) for _, product in found.products for matrix in product.args}
     if not found.products or not value.is_contiguous() or read & {*written}:
         return None
-    pairs = tuple(_pair(graph, factor, product) for factor, product in found.products)
+    with_other: dict[
+        Node, Node
+    ] = {}  # the thin matrices that each other one is multiplied with, added up
+    for factor, product in found.products:
+        thin, other = _pair(graph, factor, product)
+        also = with_other.get(other)
+        with_other[other] = thin if also is None else made(graph, aten.add.Tensor, also, thin)
+    pairs = tuple((thin, other) for other, thin in with_other.items())
     return InPlace(found.rest, pairs, list(value_of(found.products[0][1]).shape))
 
 
@@ -74,15 +86,15 @@ def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
     return thin, other  # pyright: ignore[reportReturnType]
 
 
-def _sum(graph: Graph, node: Any, rows: int) -> Sum:
-    """A node as a sum; one that others use, too, stays as it is."""
-    if not isinstance(node, Node) or "val" not in node.meta or len(node.users) > 1:
+def _sum(graph: Graph, node: Any, rows: int, values: Sequence[Node]) -> Sum:
+    """A node as a sum; one that is used for something else, too, stays as it is."""
+    if not isinstance(node, Node) or "val" not in node.meta or not _is_summand(node, rows, values):
         return Sum((), node)
     product = _product(node)
-    if product is not None:
+    if product is not None and _is_summand(product, rows, values):
         return Sum(((None, product),), None)
     if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
-        a, b = (_sum(graph, each, rows) for each in node.args)
+        a, b = (_sum(graph, each, rows, values) for each in node.args)
         if a.products or b.products:
             b = _scaled(graph, b, -1) if node.target is aten.sub.Tensor else b
             rests = [rest for rest in (a.rest, b.rest) if rest is not None]
@@ -91,13 +103,29 @@ def _sum(graph: Graph, node: Any, rows: int) -> Sum:
             )
             return Sum((*a.products, *b.products), rest)
     elif node.target is aten.neg.default:
-        return _scaled(graph, _sum(graph, node.args[0], rows), -1)
+        return _scaled(graph, _sum(graph, node.args[0], rows, values), -1)
     elif node.target in (aten.mul.Tensor, aten.mul.Scalar):
         for each, factor in (node.args, node.args[::-1]):
-            found = _sum(graph, each, rows)
+            found = _sum(graph, each, rows, values)
             if found.products and _is_factor(factor, rows):
                 return _scaled(graph, found, factor)
     return Sum((), node)
+
+
+def _is_summand(node: Node, rows: int, values: Sequence[Node]) -> bool:
+    """Whether all that is made of a node are sums that become new values, with numbers before it."""
+
+    def is_sum(user: Node) -> bool:
+        if user.target in (*VIEWS, aten.neg.default):
+            return True
+        if user.target in (aten.add.Tensor, aten.sub.Tensor):
+            return not user.kwargs
+        others = [each for each in user.args if each is not node]
+        product = user.target in (aten.mul.Tensor, aten.mul.Scalar)
+        return product and len(others) == 1 and _is_factor(others[0], rows)
+
+    ends = node in values or len(node.users) > 0
+    return ends and all(is_sum(user) and _is_summand(user, rows, values) for user in node.users)
 
 
 def _scaled(graph: Graph, found: Sum, factor: Factor) -> Sum:
@@ -124,9 +152,9 @@ def _product(node: Node) -> Node | None:
     """The batched product whose numbers these are, in the same order."""
     if not value_of(node).is_contiguous():
         return None
-    while node.target in VIEWS and len(node.users) == 1:
+    while node.target in VIEWS:
         node = node.args[0]  # pyright: ignore[reportAssignmentType]
-    return node if node.target is aten.bmm.default and len(node.users) == 1 else None
+    return node if node.target is aten.bmm.default else None
 
 
 def _root(node: Any) -> Node:

@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 
 from undrift.engines.folding import in_place, write
 from undrift.engines.nodes import aten, made, reshaped, value_of
-from undrift.engines.sharing import share
+from undrift.engines.sharing import share, share_models
 
 LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added to pieces in place
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
@@ -129,6 +129,7 @@ def traced(
     depends on the numbers in tensors.
     """
     import torch._inductor.lowering  # noqa: F401 (which decompositions look up)
+    from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -147,7 +148,8 @@ def traced(
             for p in pieces
         ]
         graph = make_fx(on_pieces, decomposition_table=select_decomp_table())(*arguments)
-    return graph, arguments, mode
+    # what is computed twice, such as the samples of two gradients, is computed once
+    return GraphModule(graph, fx_graph_cse(graph.graph)), arguments, mode
 
 
 def _small_products(graph: Graph) -> None:
@@ -178,13 +180,14 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         parts = in_pieces(module, layout, output.args[0], counts)
         output.args = (parts,)
         graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
+        share_models(graph)
         output.args = ((),)
         # an old value that is carried on elsewhere must be kept before it is written over
         new = [
             graph.call_function(aten.clone.default, (n,)) if n in inputs and n is not old else n
             for old, n in zip(inputs, parts, strict=True)
         ]
-        ways = [in_place(graph, n, old, inputs) for old, n in zip(inputs, new, strict=True)]
+        ways = [in_place(graph, n, old, new, inputs) for old, n in zip(inputs, new, strict=True)]
         for old, n, way in zip(inputs, new, ways, strict=True):
             if way is not None:
                 write(graph, old, way)

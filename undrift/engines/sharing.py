@@ -5,6 +5,10 @@ by side the runs' layers are one matrix, [R out, in], and the samples are read o
 
     [v r, m, k] [v r, k, n]   with X repeated over r is   [v, m, k] [v, k, r n]        outputs
     [v r, n, m] [v r, m, k]   with X repeated over r is   [v, r n, m] [v, m, k]        gradients
+
+A model that all clients are sent, such as the last round's in variance-reduced methods, is shared by their samples:
+
+    [v, m, k] [v, k, n]       with W the same for all v is   [v m, k] [k, n]
 """
 
 from typing import Any
@@ -41,6 +45,20 @@ def share(graph: Graph) -> None:
     graph.eliminate_dead_code()
 
 
+def share_models(graph: Graph) -> None:
+    """Multiply samples of all clients at once with what is the same for all of them."""
+    for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
+        X, W = node.args
+        (v, m, k), n = value_of(X).shape, value_of(node).shape[2]
+        if not _is_one(W):
+            continue
+        with graph.inserting_before(node):
+            rows, one = reshaped(graph, X, [v * m, k]), made(graph, aten.select.int, W, 0, 0)
+            product = made(graph, aten.mm.default, rows, one)
+            node.replace_all_uses_with(made(graph, aten.view.default, product, [v, m, n]))
+        graph.erase_node(node)
+
+
 def _outputs(graph: Graph, X: Node, W: Node) -> Node:
     """`[v, r, m, n]` from X `[v, r, m, k]`, the same for all r, and W `[v, r, k, n]`."""
     v, r, k, n = value_of(W).shape
@@ -72,6 +90,16 @@ def _in_four(node: Any) -> Node | None:
         four = four.args[0]
     value = value_of(four)
     return four if value.dim() == 4 and value.shape[2:] == value_of(node).shape[1:] else None
+
+
+def _is_one(W: Any) -> bool:
+    """Whether all matrices are one that is given to the program as the same row for every client."""
+    while W.target in (aten.view.default, aten.expand.default, aten.permute.default):
+        if W.target is aten.permute.default and W.args[1][0] != 0:
+            return False
+        W = W.args[0]
+    value = value_of(W)
+    return W.op == "placeholder" and value.dim() == 2 and len(value) > 1 and value.stride(0) == 0
 
 
 def _is_repeated(node: Node) -> bool:
