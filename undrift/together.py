@@ -388,10 +388,11 @@ class _Together:
         states = _stacked([c.gather(p.clients) for c, p in zip(self.clients, parties, strict=True)])
         means, kept, came = _Means(len(self.clients), self.width), [], 0
         for chunk in self._chunks(S):
-            up, client = self._visit(number, chunk, down, states, parties, key)
-            means.add(up, weights[chunk.seeds, chunk.clients], chunk.seeds)
+            mine = weights[chunk.seeds, chunk.clients]
+            up, client = self._visit(number, chunk, down, states, parties, key, mine)
+            means.add(up, chunk.seeds)
             kept.append((chunk, client))
-            came += nbytes(up)
+            came += nbytes(up) * mine.shape[1]
         mean = means.found()
         self._check_finite(mean)
         cohorts = self._cohorts(parties, weights, t)
@@ -405,10 +406,38 @@ class _Together:
         return updated, nbytes(down) // R * S, came // R
 
     def _visit(
-        self, number: int, chunk: _Chunk, down: Any, states: Any, parties: Sequence[Party], key: Key
+        self,
+        number: int,
+        chunk: _Chunk,
+        down: Any,
+        states: Any,
+        parties: Sequence[Party],
+        key: Key,
+        weights: Tensor,
     ) -> tuple[Any, Any]:
-        """One visit of all rows of a chunk: what they send, and what they keep."""
+        """One visit of all rows of a chunk: what they send, added up over clients, and what they keep."""
         local = exchanges_of(chunk.algorithm, key.round)[number].local
+        mine = map_tensors(lambda x: x[chunk.seeds, chunk.clients].flatten(0, 2), states)
+        if self._is_compiled(key.round):
+            runs = slice(chunk.seeds.start * self.width, chunk.seeds.stop * self.width)
+            sent = map_tensors(lambda x: x[runs], down)
+            work = self._work(chunk, parties, key)
+            found = self.compiler.visit(local, sent, mine, work, weights)
+            if found is not None:
+                up, client, totals = found
+                self._check_kept(client, key.round)
+                self._part_with((runs.start + _unsound(totals)).tolist())
+                return up, client
+        work = self._work(chunk, parties, key)
+        up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
+        if not fits(up, client, len(chunk.runs), self.problem.x0):
+            raise Alone("a client's answer has another shape or dtype than the model")
+        self._check_kept(client, key.round)
+        for x in tensors(client):
+            self._part_with(chunk.runs[_unsound(x.sum(1))].tolist())
+        return map_tensors(lambda x: _added(x, weights), up), client
+
+    def _work(self, chunk: _Chunk, parties: Sequence[Party], key: Key) -> Work:
         visitors: list[Visitor] = []
         steps: list[int] = []
         for s in range(chunk.seeds.start, chunk.seeds.stop):
@@ -420,17 +449,12 @@ class _Together:
         solver = at_rows(self._solver(key.round), chunk.runs)
         problem, rows = cast(Any, self.problem), cast(Any, visitors)
         work = Work(problem, solver, rows, steps, key, single=False)
-        work.runner = self._runner(key.round)
-        mine = map_tensors(lambda x: x[chunk.seeds, chunk.clients].flatten(0, 2), states)
-        up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
-        if not fits(up, client, len(steps), self.problem.x0):
-            raise Alone("a client's answer has another shape or dtype than the model")
-        self.clients[0].check(client, f"round {key.round}")
-        for x in tensors(client):
-            sound = x.sum(1).isfinite()
-            if not sound.all():
-                self._part_with(chunk.runs[~sound].tolist())
-        return up, client
+        if self._is_compiled(key.round):
+            work.runner = partial(_with_columns, self.compiler.run)
+        return work
+
+    def _check_kept(self, client: Any, t: int) -> None:
+        self.clients[0].check(client, f"round {t}")
 
     def _hold(self, kept: Sequence[tuple[_Chunk, Any]], parties: Sequence[Party]) -> None:
         """Hold back what clients will remember until the round has happened."""
@@ -468,9 +492,7 @@ class _Together:
 
     def _check_finite(self, record: Any) -> None:
         for x in tensors(record):
-            sound = x.sum(1).isfinite()
-            if not sound.all():
-                self._part_with((~sound).nonzero().flatten().tolist())
+            self._part_with(_unsound(x.sum(1)).tolist())
 
     def _check_rows(
         self,
@@ -522,9 +544,8 @@ class _Together:
             ]
         return self.layouts[S]
 
-    def _runner(self, t: int) -> Runner | None:
-        since = self.choice.since if self.choice.engine == "compiled" else self.setting.rounds + 1
-        return partial(_with_columns, self.compiler.run) if max(t, 1) >= since else None
+    def _is_compiled(self, t: int) -> bool:
+        return self.choice.engine == "compiled" and max(t, 1) >= self.choice.since
 
 
 class _Means:
@@ -535,18 +556,33 @@ class _Means:
         self.totals: list[Tensor] = []
         self.record: Any = None
 
-    def add(self, up: Any, weights: Tensor, seeds: slice) -> None:
-        """Add the rows of a chunk: of some seeds, and of clients with these weights, `[seeds, clients]`."""
+    def add(self, up: Any, seeds: slice) -> None:
+        """Add what came of a chunk: a row for each run of some seeds."""
+        whole = slice(0, self.shape[0])
         self.record = up
+        if not self.totals and seeds == whole:
+            self.totals = [x.view(*self.shape, -1) for x in tensors(up)]
+            return
         self.totals = self.totals or [x.new_zeros(*self.shape, x.shape[1]) for x in tensors(up)]
-        mine = weights.unsqueeze(1)
         for x, total in zip(tensors(up), self.totals, strict=True):
-            rows = x.view(mine.shape[0], mine.shape[2], -1)
-            total[seeds] += (mine.to(x.dtype) @ rows).view_as(total[seeds])
+            total[seeds] += x.view_as(total[seeds])
 
     def found(self) -> Any:
         """A record like those that came, a row a run."""
         return rebuild(self.record, iter([x.flatten(0, 1) for x in self.totals]))
+
+
+def _added(rows: Tensor, weights: Tensor) -> Tensor:
+    """Rows by seed, client and run, added up over clients with their weights, `[seeds, clients]`."""
+    seeds, clients = weights.shape
+    each = rows.view(seeds, clients, -1)
+    width = len(rows) // weights.numel()
+    return (weights.unsqueeze(1).to(rows.dtype) @ each).view(seeds * width, -1)
+
+
+def _unsound(numbers: Tensor) -> Tensor:
+    """Which of them are not finite."""
+    return (~numbers.isfinite()).nonzero().flatten()
 
 
 def _with_columns(

@@ -5,6 +5,7 @@ that lacks clients with repeated ones.  So a run needs one program, or two if on
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,25 +56,20 @@ def compiled(
     run: Runner = lambda work, *given: compiler_of(work.problem).run(work, *given)
     # few numbers of rows, because each is another program: the chunk, or a power of two below it
     rows = lambda n: min(max(chunk, 2), max(2, 1 << (n - 1).bit_length()))
-    downs = same(down)
+    downs, sent = same(down), map_tensors(lambda t: t.unsqueeze(0), down)
     for ids, here in chunks(clients, chunk, rows):
-        found = None
         if weights is not None:
             mine = [*weights[: len(ids)], *[0.0] * (len(here) - len(ids))]
             weights = weights[len(ids) :]
             work = lend(here, False)
             found = compiler_of(work.problem).visit(
-                local,
-                downs(here),
-                states.gather(here),
-                work,
-                torch.tensor([mine], dtype=torch.float64),
+                local, sent, states.gather(here), work, torch.tensor([mine], dtype=torch.float64)
             )
-        if found is None:
-            yield visited(local, downs(here), states.gather(here), lend(here, False), ids, run)
-        else:
-            up, client = found
-            yield ids, Added(map_tensors(lambda t: t[0], up)), _first(client, len(ids))
+            if found is not None and math.isfinite(float(found[2])):
+                up, client, _ = found
+                yield ids, Added(map_tensors(lambda t: t[0], up)), _first(client, len(ids))
+                continue
+        yield visited(local, downs(here), states.gather(here), lend(here, False), ids, run)
 
 
 def _first(record: Any, count: int) -> Any:
@@ -101,8 +97,8 @@ class Compiler:
 
     def visit(
         self, local: Local, down: Any, client: Any, work: Work, weights: Tensor
-    ) -> tuple[Any, Any] | None:
-        """What clients send, added up, and what they keep; None if the visit cannot be compiled whole, or diverges."""
+    ) -> tuple[Any, Any, Tensor] | None:
+        """What clients send, added up, what they keep, and which runs are finite; None if the visit is not compiled whole."""
         given = Given(local, down, client, work, weights)
         whole = self.visits.get(given.inside.key)
         if isinstance(whole, Refused) or not hasattr(work.problem, "grad_of"):
@@ -119,11 +115,10 @@ class Compiler:
         if not isinstance(visit, Visit):
             return None
         try:
-            up, kept, finite = visit(given, minibatches, lives)
-        except AssertionError as error:
+            return visit(given, minibatches, lives)
+        except AssertionError as error:  # torch lays out a result otherwise than foreseen
             self.visits[key] = Refused(str(error))
             return None
-        return (up, kept) if finite else None
 
     def _run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
         problem, layout = traceable(work), layout_of(work.problem)

@@ -27,6 +27,9 @@ def made(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
 def reshaped(graph: Graph, node: Node, shape: list[int]) -> Node:
     """The same numbers in another shape, copied only if they do not lie so."""
     value = value_of(node)
-    if not value.is_contiguous():
+    try:
+        with value.fake_mode:
+            value.view(shape)
+    except (RuntimeError, ValueError):
         node = made(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
     return made(graph, aten.view.default, node, shape)

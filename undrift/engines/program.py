@@ -28,6 +28,12 @@ LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added 
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
 SMALL_PRODUCT = 2**17  # multiplications, up to which a loop is faster than a library
 
+VIEWS: dict[Any, Callable[[Graph, Node, list[int]], Node]] = {  # in which rows stay rows
+    aten.view.default: reshaped,
+    aten._unsafe_view.default: reshaped,
+    aten.expand.default: lambda graph, node, shape: made(graph, aten.expand.default, node, shape),
+}
+
 Pieces: TypeAlias = list[
     Tensor
 ]  # of a flat vector, a parameter each; of anything else, the thing itself
@@ -239,11 +245,12 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
             if list(node.args[1]) == sizes and is_last(node.args[0], node.args[2]):
                 for user in list(node.users):  # each takes one piece by its number
                     user.replace_all_uses_with(pieces[node.args[0]][user.args[1]])
-        elif node.target is aten.view.default and node.args[0] in pieces and is_flat(node):
+        elif node.target in VIEWS and node.args[0] in pieces and is_flat(node):
             lead = value_of(node).shape[:-1]  # rows of several runs, apart or one after another
+            change = VIEWS[node.target]
             with graph.inserting_before(node):
                 pieces[node] = [
-                    reshaped(graph, piece, [*lead, size])
+                    change(graph, piece, [*lead, size])
                     for piece, size in zip(pieces[node.args[0]], sizes, strict=True)
                 ]
         elif is_flat(node) and _is_elementwise(node):
@@ -258,7 +265,9 @@ def _is_elementwise(node: Node) -> bool:
     if node.target is aten.sum.dim_IntList:
         value, dims = value_of(node.args[0]), node.args[1]  # pyright: ignore[reportArgumentType]
         return all(dim % value.dim() < value.dim() - 1 for dim in dims)  # pyright: ignore
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return node.target is aten.clone.default or torch.Tag.pointwise in getattr(
+        node.target, "tags", ()
+    )
 
 
 def _elementwise(

@@ -9,7 +9,6 @@ loop, several, or something beside it that must be computed (`work.full_grad`, `
 compiled and the rest is computed as it is written.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import fields, replace
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from undrift.columns import Column
-from undrift.core import rebuild, tensors
+from undrift.core import map_tensors, rebuild, tensors
 from undrift.engines import program
 from undrift.engines.closures import held, rebound, shape_of
 from undrift.engines.nodes import aten, made, value_of
@@ -101,7 +100,11 @@ class _Traced(Work):
 
 
 class Given:
-    """What a visit is given, in the order in which its parts take it."""
+    """What a visit is given, in the order in which its parts take it.
+
+    Rows are ordered by group, client and run: all clients of a group are sent the same, `down` with a row for each of its
+    runs.  A run alone is the only one of the only group.
+    """
 
     def __init__(self, local: Local, down: Any, client: Any, work: Work, weights: Tensor):
         self.local, self.down, self.client, self.weights = local, down, client, weights
@@ -125,7 +128,8 @@ class Given:
     def again(self, whole: Sequence[Tensor]) -> tuple[Local, Any, Any, "_Traced", Tensor]:
         """The same made of other tensors."""
         it = iter(whole)
-        down, client = rebuild(self.down, it), rebuild(self.client, it)
+        sent, client = rebuild(self.down, it), rebuild(self.client, it)
+        down = map_tensors(partial(_spread, clients=self.weights.shape), sent)
         own = list(islice(it, len(self.inside.tensors)))
         lr, t, *numbers, K, weights = it
         local, columns = rebound((self.local, self.columns), iter(own), iter(numbers), self.work)
@@ -168,14 +172,15 @@ class Visit:
 
     def __call__(
         self, given: Given, minibatches: Sequence[Minibatch], lives: list[Tensor] | None
-    ) -> tuple[Any, Any, bool]:
-        """What clients send, added up; what they keep, a row each; whether all of it is finite."""
+    ) -> tuple[Any, Any, Tensor]:
+        """What clients send, added up, a row for each run; what they keep, a row each; and a number for each run, which is
+        finite only if all of that is."""
         start = given.pieces(self.layout)
         carried, inside = self._begun(start)
         self.program(carried, [*inside, *self._fixed(given.work)], minibatches, lives)
-        total, *found = self.after([p for pieces in (*start, *carried) for p in pieces])
+        totals, *found = self.after([p for pieces in (*start, *carried) for p in pieces])
         it = iter(found)
-        return rebuild(self.up, it), rebuild(self.client, it), math.isfinite(float(total))
+        return rebuild(self.up, it), rebuild(self.client, it), totals
 
     def _begun(self, start: list[Pieces]) -> tuple[list[Pieces], list[Pieces]]:
         """Where the loop starts, and the tensors in its step."""
@@ -189,6 +194,13 @@ class Visit:
 
 def _is_answer(t: Tensor, rows: int, x: Tensor) -> bool:
     return t.dim() == 2 and len(t) == rows and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
+
+
+def _spread(sent: Tensor, clients: Sequence[int]) -> Tensor:
+    """What is sent to the runs of some groups, as a row for each client of each run."""
+    groups, each = clients
+    apart = sent.view(groups, 1, -1, sent.shape[1])
+    return apart.expand(-1, each, -1, -1).reshape(-1, sent.shape[1])
 
 
 def _added(rows: Tensor, weights: Tensor) -> Tensor:
@@ -230,7 +242,7 @@ def _before(module: GraphModule, layout: Layout) -> tuple[GraphModule, list[int]
 def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
     """From what is given, and pieces of what the loop has led to, to what is sent and kept.
 
-    Before these comes a number that is finite only if all of it is, found in sums of what is sent and of what is kept.
+    Before these comes a number for each run, which is finite only if all of it is: it is made of sums over clients.
     """
     graph, mark = module.graph, _mark(module.graph)
     start: Any = mark.args[0]
@@ -244,7 +256,7 @@ def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
         apart = [list(islice(pieces, count)) for count in counts]
         kept = (len(values) - sent) // 2
         numbers = [
-            made(graph, aten.sum.dim_IntList, piece, [0, 1])
+            made(graph, aten.sum.dim_IntList, piece, [1])
             for some in apart[: sent + kept]
             for piece in some
         ]
