@@ -73,8 +73,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 BY_THEMSELVES = ("multistage-fedgm", "fedasync")
 
 
+@pytest.mark.parametrize("engine", ["batched", "compiled"])
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_every_method_together_equals_alone(row: Row, lines: Any) -> None:
+def test_every_method_together_equals_alone(
+    row: Row, engine: str, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "built", lambda graph, *_: lambda args: graph(*args))  # as traced
     local = {"steps": [4, 2, 3, 1, 5, 3] if row.unequal else 3, "batch": 4} | row.local
     algorithm = made(row)
     trials = [
@@ -83,7 +87,7 @@ def test_every_method_together_equals_alone(row: Row, lines: Any) -> None:
         for seed in (0, 1)
     ]
     who = ud.Uniform(3) if row.partial else ud.Everyone()
-    check_equal(trials, rounds=3, participation=who, evaluate_every=2)
+    check_equal(trials, engine, rounds=3, participation=who, evaluate_every=2)
     assert len(lines()) == (row.name in BY_THEMSELVES)
 
 

@@ -233,10 +233,20 @@ def _before(module: GraphModule, layout: Layout) -> tuple[GraphModule, list[int]
     with graph.inserting_before(mark):
         pieces = in_pieces(module, layout, values, counts)
         for j in range(sum(counts[: len(start)])):
-            whole = {"memory_format": torch.contiguous_format}
-            pieces[j] = made(graph, aten.clone.default, pieces[j], **whole)
+            if pieces.count(pieces[j]) > 1 or not _is_fresh(pieces[j]):
+                whole = {"memory_format": torch.contiguous_format}
+                pieces[j] = made(graph, aten.clone.default, pieces[j], **whole)
     _return(module, pieces)
     return module, counts
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether it is a copy that nobody else uses."""
+    while node.target is aten.view.default and len(node.users) == 0:
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+        if len(node.users) > 1:
+            return False
+    return node.target is aten.clone.default
 
 
 def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
