@@ -55,7 +55,7 @@ def compiled(
     """Visit clients `chunk` at a time with compiled steps; with weights what they send is added up, if it can be."""
     run: Runner = lambda work, *given: compiler_of(work.problem).run(work, *given)
     # few numbers of rows, because each is another program: the chunk, or a power of two below it
-    rows = lambda n: min(max(chunk, 2), max(2, 1 << (n - 1).bit_length()))
+    rows = lambda n: min(chunk, 1 << (n - 1).bit_length())
     downs, sent = same(down), map_tensors(lambda t: t.unsqueeze(0), down)
     for ids, here in chunks(clients, chunk, rows):
         if weights is not None:
