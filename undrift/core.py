@@ -110,6 +110,14 @@ def rebuild(message: T, replaced: Any) -> T:
     return message
 
 
+def fits(up: Any, client: Any, count: int, x: Tensor) -> bool:
+    """Whether all are vectors like the model, or single numbers, a row a client."""
+    return all(
+        t.dim() == 2 and len(t) == count and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
+        for t in (*tensors(up), *tensors(client))
+    )
+
+
 def nbytes(message: Any) -> int:
     """Bytes on the wire: what is in the record is counted, nothing else is.
 

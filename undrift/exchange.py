@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.core import Cohort, Exchange, map_tensors, nbytes, rebuild, tensors
+from undrift.core import Cohort, Exchange, fits, map_tensors, nbytes, rebuild, tensors
 from undrift.engines import Added, Engine, Results
 from undrift.errors import Diverged, MethodFailure
 from undrift.keyed import Key
@@ -301,14 +301,6 @@ def _cohort(
         staleness=torch.from_numpy(staleness),
         lr=solver.lr,
         K=float(weights @ steps),
-    )
-
-
-def fits(up: Any, client: Any, count: int, x: Tensor) -> bool:
-    """Whether all are vectors like the model, or single numbers, a row a client."""
-    return all(
-        t.dim() == 2 and len(t) == count and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
-        for t in (*tensors(up), *tensors(client))
     )
 
 

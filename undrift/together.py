@@ -10,7 +10,7 @@ client's answer or the server's state is not finite; and all of them, if the met
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias, cast
@@ -18,12 +18,13 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from undrift.columns import Alone, Column, at_rows, merged
+from undrift.columns import Alone, at_rows, merged
 from undrift.core import (
     Algorithm,
     Cohort,
     Exchange,
     exchanges_of,
+    fits,
     map_tensors,
     nbytes,
     rebuild,
@@ -39,8 +40,9 @@ from undrift.engines.choice import (
 )
 from undrift.engines.compiled import Compiler
 from undrift.engines.memory import keep_freed_memory
+from undrift.engines.visit import columns_of, with_columns, without
 from undrift.errors import InvalidInput, Stopped
-from undrift.exchange import Party, fits
+from undrift.exchange import Party
 from undrift.keyed import Key
 from undrift.local import Local
 from undrift.participation import Everyone, Participation
@@ -588,21 +590,12 @@ def _unsound(numbers: Tensor) -> Tensor:
 def _with_columns(
     run: Runner, work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]
 ) -> Carried:
-    """Make compiled steps whose solver has columns: they go where compiled steps look for tensors, into the closure."""
-    whole = work.solver
-    columns = tuple((f.name, getattr(whole, f.name)) for f in fields(whole))
-    columns = tuple((name, value) for name, value in columns if isinstance(value, Column))
-
-    def stepped(*carried: Tensor) -> Any:
-        work.solver = replace(work.solver, **dict(columns))
-        if isinstance(work.solver.lr, Column):
-            work.lr = work.solver.lr
-        return step(*carried)
-
-    work.solver = replace(whole, **{name: 0.0 for name, _ in columns})
-    work.lr = work.solver.lr
+    """Make compiled steps whose solver may have columns."""
+    whole, columns = work.solver, columns_of(work)
+    bare = without(work, columns)
+    work.solver, work.lr = bare.solver, bare.lr
     try:
-        return run(work, stepped, start, steps)
+        return run(work, with_columns(work, step, columns), start, steps)
     finally:
         work.solver, work.lr = whole, whole.lr
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from undrift.columns import Column
-from undrift.core import map_tensors, rebuild, tensors
+from undrift.core import fits, map_tensors, rebuild, tensors
 from undrift.engines import program
 from undrift.engines.closures import held, rebound, shape_of
 from undrift.engines.nodes import aten, made, value_of
@@ -30,9 +30,7 @@ from undrift.engines.steps import Minibatch, Program, Refused, fixed_of, layout_
 from undrift.work import Work
 
 Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
-Columns: TypeAlias = tuple[
-    tuple[str, Column], ...
-]  # numbers of the solver that differ from row to row
+Columns: TypeAlias = tuple[tuple[str, Column], ...]  # the solver's numbers that differ by row
 
 
 @torch.library.custom_op("undrift::loop", mutates_args=())
@@ -151,10 +149,9 @@ class Visit:
             if lent.step is None:
                 raise Refused("it has no loop")
             self.step = lent.step
-            sent, kept = tensors(self.up), tensors(self.client)
-            if not all(_is_answer(t, len(work.clients), work.problem.x0) for t in (*sent, *kept)):
+            if not fits(self.up, self.client, len(work.clients), work.problem.x0):
                 raise Refused("its answers are not vectors")
-            ones = torch.ones_like(weights)
+            sent, kept, ones = tensors(self.up), tensors(self.client), torch.ones_like(weights)
             sums = [*(_added(t, weights) for t in sent), *(_added(t, ones) for t in kept)]
             return [*sums, *kept]
 
@@ -190,10 +187,6 @@ class Visit:
 
     def _fixed(self, work: Work) -> list[Pieces]:
         return [[t] for t in fixed_of(work, self.inside.numbers)]
-
-
-def _is_answer(t: Tensor, rows: int, x: Tensor) -> bool:
-    return t.dim() == 2 and len(t) == rows and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
 
 
 def _spread(sent: Tensor, clients: Sequence[int]) -> Tensor:
@@ -241,12 +234,11 @@ def _before(module: GraphModule, layout: Layout) -> tuple[GraphModule, list[int]
 
 
 def _is_fresh(node: Node) -> bool:
-    """Whether it is a copy that nobody else uses."""
-    while node.target is aten.view.default and len(node.users) == 0:
-        node = node.args[0]  # pyright: ignore[reportAssignmentType]
-        if len(node.users) > 1:
-            return False
-    return node.target is aten.clone.default
+    """Whether it is a copy that nothing else uses."""
+    others = 0
+    while len(node.users) <= others and node.target is aten.view.default:
+        node, others = node.args[0], 1  # pyright: ignore[reportAssignmentType]
+    return len(node.users) <= others and node.target is aten.clone.default
 
 
 def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
@@ -282,9 +274,8 @@ def _vector(graph: Graph, layout: Layout, like: Tensor) -> Node:
     with like.fake_mode:  # pyright: ignore[reportAttributeAccessIssue]
         empty = [p.new_empty(p.shape) for p in layout.apart(like)]
     for value in empty:
-        last = graph.find_nodes(op="placeholder")[-1]
-        with graph.inserting_after(last):
-            pieces.append(graph.placeholder(f"{last.name}_and"))
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            pieces.append(graph.placeholder("carried"))
         pieces[-1].meta["val"] = value
     with graph.inserting_before(_mark(graph)):
         return _joined(graph, pieces)
