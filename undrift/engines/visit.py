@@ -274,8 +274,9 @@ def _vector(graph: Graph, layout: Layout, like: Tensor) -> Node:
     with like.fake_mode:  # pyright: ignore[reportAttributeAccessIssue]
         empty = [p.new_empty(p.shape) for p in layout.apart(like)]
     for value in empty:
-        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-            pieces.append(graph.placeholder("carried"))
+        given = graph.find_nodes(op="placeholder")
+        with graph.inserting_after(given[-1]):
+            pieces.append(graph.placeholder(f"carried_{len(given)}"))
         pieces[-1].meta["val"] = value
     with graph.inserting_before(_mark(graph)):
         return _joined(graph, pieces)
