@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from undrift.algorithms.fedavg import Up
 from undrift.engines import choice as choices
 from undrift.engines import program
 from undrift.engines.choice import Choice, choose, compiler
-from undrift.engines.compiled import compiler_of
+from undrift.engines.compiled import COMPILERS, compiler_of
 from undrift.engines.steps import Refused
 from undrift.engines.visit import Visit
+
+compiled = import_module("undrift.engines.compiled")  # whose name in the package is the engine's
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
 
@@ -275,6 +278,64 @@ def test_a_resumed_run_with_its_choice_gives_the_same_bits(interpreted: None) ->
         half = ud.run(ud.Scaffold(), ragged(torch.float32), rounds=pause, **settings)
         resumed = ud.run(ud.Scaffold(), problem, rounds=6, start=half, **settings)
         assert torch.equal(resumed.x, whole.x)
+
+
+@needs_compiler
+def test_an_old_value_that_is_carried_on_is_the_old_one(refusals: Any) -> None:
+    """CE-LSGD carries the model of the step before; a compiler may think that a copy of it is none."""
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=4, batch=4, lr=0.1)}
+    ours = path(ud.CELSGD(0.3), ragged(), engine="compiled", **settings)
+    assert gap(ours, path(ud.CELSGD(0.3), ragged(), **settings)) < 1e-9
+    assert refusals() == []
+
+
+class Leapfrog(PlainFedAvg):
+    """Makes a new vector of the one before the last, to which a gradient is added."""
+
+    factor = 2.0
+
+    def local(self, down: Any, client: None, work: Any) -> tuple[Up, None]:
+        def step(past: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return y, past - self.factor * work.lr * work.grad(y)
+
+        return Up(down.x - work.loop(step, down.x, down.x)[1]), None
+
+
+def test_a_value_that_begins_as_another_old_one(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=4, batch=4, lr=0.1)}
+    problem, method = ragged(), Leapfrog()
+    for method.factor in (2.0, 1.5):  # also a number of a method that is no dataclass is an input
+        ours = path(method, problem, engine="compiled", **settings)
+        assert gap(ours, path(method, problem, **settings)) < 1e-9
+
+
+def test_a_zero_step_size_is_computed_once(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = ragged()
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.0)}
+    alone = path(ud.Scaffold(), problem, **settings)
+    monkeypatch.setattr(compiled, "visited", lambda *_: pytest.fail("computed again"))
+    assert gap(path(ud.Scaffold(), problem, engine="compiled", **settings), alone) < 1e-9
+
+
+def test_ragged_minibatches_do_not_change_how_others_are_computed(interpreted: None) -> None:
+    """A visit that cannot be compiled, because of its minibatches, says nothing about the next."""
+    problem = ragged()
+    problem.Y[
+        problem.samples(0)[0]
+    ] = -100  # ignored, so that short minibatches cannot be filled up
+    settings: dict[str, Any] = {
+        "participation": ud.Fixed([[1, 3], [0, 1], [3, 5]]), "engine": "compiled",
+        "local": ud.Local(steps=2, batch=7, lr=0.1),
+    }  # fmt: skip
+    whole = ud.run(ud.FedAvg(), problem, rounds=3, **settings)
+    half = ud.run(ud.FedAvg(), problem, rounds=2, **settings)
+    COMPILERS.clear()  # as in another process
+    assert torch.equal(ud.run(ud.FedAvg(), problem, rounds=3, start=half, **settings).x, whole.x)
 
 
 # whole visits

@@ -110,6 +110,20 @@ def rebuild(message: T, replaced: Any) -> T:
     return message
 
 
+def form_of(message: Any) -> Any:
+    """What two records have in common that differ in numbers only.
+
+    >>> import torch
+    >>> form_of((torch.zeros(2), None)) == form_of((torch.ones(2), None))
+    True
+    """
+    if isinstance(message, Tensor):
+        return message.shape, message.stride(), message.dtype, message.device
+    names = _names(type(message))
+    parts = message if isinstance(message, tuple) else [getattr(message, n) for n in names or ()]
+    return type(message), *map(form_of, parts)
+
+
 def fits(up: Any, client: Any, count: int, x: Tensor) -> bool:
     """Whether all are vectors like the model, or single numbers, a row a client."""
     return all(

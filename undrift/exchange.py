@@ -70,7 +70,7 @@ def finite(t: Tensor) -> bool:
 
 
 class RunningSum:
-    """The weighted sum of records, added row by row in a fixed order: the same bits for any chunking."""
+    """The weighted sum of records, added in a fixed order; row by row it has the same bits for any chunking."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None

@@ -420,17 +420,16 @@ class _Together:
         """One visit of all rows of a chunk: what they send, added up over clients, and what they keep."""
         local = exchanges_of(chunk.algorithm, key.round)[number].local
         mine = map_tensors(lambda x: x[chunk.seeds, chunk.clients].flatten(0, 2), states)
+        work = self._work(chunk, parties, key)
         if self._is_compiled(key.round):
             runs = slice(chunk.seeds.start * self.width, chunk.seeds.stop * self.width)
             sent = map_tensors(lambda x: x[runs], down)
-            work = self._work(chunk, parties, key)
             found = self.compiler.visit(local, sent, mine, work, weights)
             if found is not None:
                 up, client, totals = found
                 self._check_kept(client, key.round)
                 self._part_with((runs.start + _unsound(totals)).tolist())
                 return up, client
-        work = self._work(chunk, parties, key)
         up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
         if not fits(up, client, len(chunk.runs), self.problem.x0):
             raise Alone("a client's answer has another shape or dtype than the model")

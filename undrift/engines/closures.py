@@ -1,4 +1,4 @@
-"""A step of a method as a function of tensors: what its closure holds, taken out and put back."""
+"""A method's `local` or its step as a function of tensors: what they hold, taken out and put back."""
 
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from undrift.core import form_of
 from undrift.work import Work
 
 Leaf = Callable[[Any], Any]
@@ -42,16 +43,25 @@ def replaced(value: Any, leaf: Leaf, note: Callable[[Any], None], seen: dict[int
         note((partial, tuple(value.keywords)))
         keywords = {name: inside(part) for name, part in value.keywords.items()}
         found = partial(inside(value.func), *map(inside, value.args), **keywords)
-    elif is_dataclass(value) and not isinstance(value, type):
-        note(type(value))
+    elif (names := _parts(value)) is not None:
+        note((type(value), names))
         found = copy(value)
-        for field in fields(value):
-            object.__setattr__(found, field.name, inside(getattr(value, field.name)))
+        for name in names:
+            object.__setattr__(found, name, inside(getattr(value, name)))
     else:
         note(value if isinstance(value, (int, str, bytes, type(None))) else id(value))
         return value
     seen[id(value)] = found
     return found
+
+
+def _parts(value: Any) -> tuple[str, ...] | None:
+    """What records and methods consist of, also those that are no dataclasses; None of anything else."""
+    if isinstance(value, type):
+        return None
+    if is_dataclass(value):
+        return tuple(field.name for field in fields(value))
+    return tuple(vars(value)) if hasattr(value, "local") and hasattr(value, "__dict__") else None
 
 
 def _function(value: FunctionType, inside: Leaf) -> FunctionType:
@@ -82,7 +92,7 @@ def held(step: Any) -> Held:
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors.append(value)
-            key.append(shape_of(value))
+            key.append(form_of(value))
         elif isinstance(value, float):
             numbers.append(value)
             key.append(float)
@@ -103,7 +113,3 @@ def rebound(step: Any, tensors: Iterator[Tensor], numbers: Iterator[Tensor], wor
         return next(numbers) if isinstance(value, float) else work
 
     return replaced(step, leaf, lambda note: None, {})
-
-
-def shape_of(t: Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device

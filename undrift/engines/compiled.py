@@ -1,22 +1,22 @@
-"""The cohort as one computation whose steps are compiled: see `program.py` for what is in a step.
+"""The cohort as one computation whose visits are compiled (`visit.py`), or at least their steps (`steps.py`).
 
-Every chunk has the same shape: short minibatches are filled up with samples that have no share in the mean, and a chunk
-that lacks clients with repeated ones.  So a run needs one program, or two if only some of its visits are ragged.
+Chunks have few shapes: short minibatches are filled up with samples that have no share in the mean, and a chunk that lacks
+clients with repeated ones.  So a run mostly needs one program for its steps and one for what comes after them.
 """
 
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from undrift.core import map_tensors
-from undrift.engines.batched import chunks, same, visited
-from undrift.engines.closures import held, shape_of
+from undrift.core import form_of, map_tensors
+from undrift.engines.batched import Local, chunks, same, visited
+from undrift.engines.closures import held
 from undrift.engines.program import joined
 from undrift.engines.steps import (
     Program,
@@ -29,7 +29,7 @@ from undrift.engines.steps import (
     traceable,
     tried,
 )
-from undrift.engines.visit import Given, Local, Visit
+from undrift.engines.visit import Given, NotCut, Visit
 from undrift.states import ClientStates
 from undrift.work import Carried, Runner, Work, in_turn
 
@@ -58,18 +58,17 @@ def compiled(
     rows = lambda n: min(chunk, 1 << (n - 1).bit_length())
     downs, sent = same(down), map_tensors(lambda t: t.unsqueeze(0), down)
     for ids, here in chunks(clients, chunk, rows):
+        client, work = states.gather(here), lend(here, False)
         if weights is not None:
             mine = [*weights[: len(ids)], *[0.0] * (len(here) - len(ids))]
             weights = weights[len(ids) :]
-            work = lend(here, False)
-            found = compiler_of(work.problem).visit(
-                local, sent, states.gather(here), work, torch.tensor([mine], dtype=torch.float64)
-            )
+            of_all = torch.tensor([mine], dtype=torch.float64)
+            found = compiler_of(work.problem).visit(local, sent, client, work, of_all)
             if found is not None and math.isfinite(float(found[2])):
-                up, client, _ = found
-                yield ids, Added(map_tensors(lambda t: t[0], up)), _first(client, len(ids))
+                up, kept, _ = found
+                yield ids, Added(map_tensors(lambda t: t[0], up)), _first(kept, len(ids))
                 continue
-        yield visited(local, downs(here), states.gather(here), lend(here, False), ids, run)
+        yield visited(local, downs(here), client, work, ids, run)
 
 
 def _first(record: Any, count: int) -> Any:
@@ -77,11 +76,11 @@ def _first(record: Any, count: int) -> Any:
 
 
 class Compiler:
-    """The compiled steps of one problem, made when they are first needed and kept as long as the problem."""
+    """The compiled visits and steps of one problem, made when they are first needed and kept as long as the problem."""
 
     def __init__(self) -> None:
         self.programs: dict[Any, Program | Refused] = {}
-        self.visits: dict[Any, Visit | Refused] = {}
+        self.visits: dict[Any, Visit | Refused] = {}  # by all of a visit, or by the method if never
         self.kept: list[Any] = []  # what keys know by identity must not be replaced by others
         self.refusals: set[str] = set()
 
@@ -100,17 +99,16 @@ class Compiler:
     ) -> tuple[Any, Any, Tensor] | None:
         """What clients send, added up, what they keep, and which runs are finite; None if the visit is not compiled whole."""
         given = Given(local, down, client, work, weights)
-        whole = self.visits.get(given.inside.key)
-        if isinstance(whole, Refused) or not hasattr(work.problem, "grad_of"):
+        if given.inside.key in self.visits or not hasattr(work.problem, "grad_of"):
             return None
-        problem, steps = traceable(work), work._steps
+        problem, steps = cast(Any, work.problem), work._steps
         minibatches = problem.inputs(work._drawn(steps), max(steps), work.solver.batch)
         lives = lives_of(work, steps)
         key = (given.key, *alike(given.work, minibatches[0], lives))
         if key not in self.visits:
             self.kept.append(local)
             made = tried(lambda: Visit(given, minibatches[0], lives))
-            self.visits[given.inside.key if isinstance(made, Refused) else key] = made
+            self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
         visit = self.visits.get(key)
         if not isinstance(visit, Visit):
             return None
@@ -124,7 +122,7 @@ class Compiler:
         problem, layout = traceable(work), layout_of(work.problem)
         minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
         lives, inside = lives_of(work, steps), held(step)
-        key = (inside.key, tuple(map(shape_of, start)), *alike(work, minibatches[0], lives))
+        key = (inside.key, tuple(map(form_of, start)), *alike(work, minibatches[0], lives))
         carried = [layout.copied(t) for t in start]
         fixed = [layout.apart(t) for t in (*inside.tensors, *fixed_of(work, inside.numbers))]
         if key not in self.programs:

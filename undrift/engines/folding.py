@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
-from undrift.engines.nodes import aten, made, reshaped, value_of
+from undrift.engines.nodes import VIEWS, aten, copied, made, reshaped, root_of, value_of
 
 Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
-VIEWS = (aten.view.default, aten.permute.default, aten.expand.default, aten.unsqueeze.default)
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,16 @@ class InPlace:
 
 
 def in_place(
-    graph: Graph, new: Node, old: Node, values: Sequence[Node], written: Sequence[Node]
+    graph: Graph, new: Node, old: Node, summands: set[Node], written: Sequence[Node]
 ) -> InPlace | None:
     """How the value `new` can be made in the place of `old`; None if it is not a sum with products.
 
-    `values` are all such new values, and `written` the nodes whose places are written over: a product must not read them.
+    `written` are all nodes whose places are written over: a product must not read them, and what of them is written first
+    elsewhere is copied.
     """
     value = value_of(old)
-    found = _sum(graph, new, value.shape[0], values)
-    read = {_root(matrix) for _, product in found.products for matrix in product.args}
+    found = _sum(graph, new, value.shape[0], summands)
+    read = {root_of(matrix) for _, product in found.products for matrix in product.args}
     if not found.products or not value.is_contiguous() or read & {*written}:
         return None
     with_other: dict[
@@ -57,7 +57,35 @@ def in_place(
         also = with_other.get(other)
         with_other[other] = thin if also is None else made(graph, aten.add.Tensor, also, thin)
     pairs = tuple((thin, other) for other, thin in with_other.items())
-    return InPlace(found.rest, pairs, list(value_of(found.products[0][1]).shape))
+    first = found.rest if found.rest is None else apart_from(graph, found.rest, old, written)
+    return InPlace(first, pairs, list(value_of(found.products[0][1]).shape))
+
+
+def apart_from(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> Node:
+    """A new value that does not lie where something is written over before it is read."""
+    root = root_of(new)
+    return made(graph, copied._opoverload, new) if root in written and root is not old else new
+
+
+def summands_of(graph: Graph, values: Sequence[Node], rows: int) -> set[Node]:
+    """The nodes of which nothing is made but sums that become new values, with numbers before them."""
+    found: set[Node] = set()
+    for node in reversed(graph.nodes):
+        used = node in values or len(node.users) > 0
+        if used and all(_is_sum(user, node, rows) and user in found for user in node.users):
+            found.add(node)
+    return found
+
+
+def _is_sum(user: Node, node: Node, rows: int) -> bool:
+    """Whether `user` is a sum with this node in it, or shows it in another shape."""
+    if user.target in (*VIEWS, aten.neg.default):
+        return True
+    if user.target in (aten.add.Tensor, aten.sub.Tensor):
+        return not user.kwargs
+    others = [each for each in user.args if each is not node]
+    product = user.target in (aten.mul.Tensor, aten.mul.Scalar)
+    return product and len(others) == 1 and _is_factor(others[0], rows)
 
 
 def write(graph: Graph, old: Node, new: InPlace) -> None:
@@ -86,15 +114,15 @@ def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
     return thin, other  # pyright: ignore[reportReturnType]
 
 
-def _sum(graph: Graph, node: Any, rows: int, values: Sequence[Node]) -> Sum:
+def _sum(graph: Graph, node: Any, rows: int, summands: set[Node]) -> Sum:
     """A node as a sum; one that is used for something else, too, stays as it is."""
-    if not isinstance(node, Node) or "val" not in node.meta or not _is_summand(node, rows, values):
+    if node not in summands or "val" not in node.meta:
         return Sum((), node)
     product = _product(node)
-    if product is not None and _is_summand(product, rows, values):
+    if product in summands:
         return Sum(((None, product),), None)
     if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
-        a, b = (_sum(graph, each, rows, values) for each in node.args)
+        a, b = (_sum(graph, each, rows, summands) for each in node.args)
         if a.products or b.products:
             b = _scaled(graph, b, -1) if node.target is aten.sub.Tensor else b
             rests = [rest for rest in (a.rest, b.rest) if rest is not None]
@@ -103,29 +131,13 @@ def _sum(graph: Graph, node: Any, rows: int, values: Sequence[Node]) -> Sum:
             )
             return Sum((*a.products, *b.products), rest)
     elif node.target is aten.neg.default:
-        return _scaled(graph, _sum(graph, node.args[0], rows, values), -1)
+        return _scaled(graph, _sum(graph, node.args[0], rows, summands), -1)
     elif node.target in (aten.mul.Tensor, aten.mul.Scalar):
         for each, factor in (node.args, node.args[::-1]):
-            found = _sum(graph, each, rows, values)
+            found = _sum(graph, each, rows, summands)
             if found.products and _is_factor(factor, rows):
                 return _scaled(graph, found, factor)
     return Sum((), node)
-
-
-def _is_summand(node: Node, rows: int, values: Sequence[Node]) -> bool:
-    """Whether all that is made of a node are sums that become new values, with numbers before it."""
-
-    def is_sum(user: Node) -> bool:
-        if user.target in (*VIEWS, aten.neg.default):
-            return True
-        if user.target in (aten.add.Tensor, aten.sub.Tensor):
-            return not user.kwargs
-        others = [each for each in user.args if each is not node]
-        product = user.target in (aten.mul.Tensor, aten.mul.Scalar)
-        return product and len(others) == 1 and _is_factor(others[0], rows)
-
-    ends = node in values or len(node.users) > 0
-    return ends and all(is_sum(user) and _is_summand(user, rows, values) for user in node.users)
 
 
 def _scaled(graph: Graph, found: Sum, factor: Factor) -> Sum:
@@ -155,10 +167,3 @@ def _product(node: Node) -> Node | None:
     while node.target in VIEWS:
         node = node.args[0]  # pyright: ignore[reportAssignmentType]
     return node if node.target is aten.bmm.default else None
-
-
-def _root(node: Any) -> Node:
-    """What a node is a view of."""
-    while node.target in VIEWS:
-        node = node.args[0]
-    return node

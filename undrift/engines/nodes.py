@@ -3,10 +3,23 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
+VIEWS = (aten.view.default, aten.permute.default, aten.expand.default, aten.unsqueeze.default)
+
+
+@torch.library.custom_op("undrift::copied", mutates_args=())
+def copied(x: Tensor) -> Tensor:
+    """A copy that stays one: TorchInductor takes `clone` for nothing, also where what is cloned is written over later."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@copied.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def value_of(node: Node) -> Any:
@@ -33,3 +46,10 @@ def reshaped(graph: Graph, node: Node, shape: list[int]) -> Node:
     except (RuntimeError, ValueError):
         node = made(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
     return made(graph, aten.view.default, node, shape)
+
+
+def root_of(node: Any) -> Any:
+    """What a node shows in another shape, or is a mere copy of."""
+    while isinstance(node, Node) and node.target in (*VIEWS, aten.clone.default):
+        node = node.args[0]
+    return node

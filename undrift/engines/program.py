@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
-from undrift.engines.folding import in_place, write
+from undrift.engines.folding import apart_from, in_place, summands_of, write
 from undrift.engines.nodes import aten, made, reshaped, value_of
 from undrift.engines.sharing import share, share_models
 
@@ -28,7 +28,7 @@ LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added 
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
 SMALL_PRODUCT = 2**17  # multiplications, up to which a loop is faster than a library
 
-VIEWS: dict[Any, Callable[[Graph, Node, list[int]], Node]] = {  # in which rows stay rows
+ROW_VIEWS: dict[Any, Callable[[Graph, Node, list[int]], Node]] = {  # in which rows stay rows
     aten.view.default: reshaped,
     aten._unsafe_view.default: reshaped,
     aten.expand.default: lambda graph, node, shape: made(graph, aten.expand.default, node, shape),
@@ -120,7 +120,8 @@ def _calls_others(graph: Graph) -> bool:
     """
     from torch._inductor.lowering import fallbacks, lowerings
 
-    ours = {aten.bmm.default, aten.baddbmm_.default, torch.ops.undrift.kept.default}
+    copied = torch.ops.undrift.copied.default
+    ours = {aten.bmm.default, aten.baddbmm_.default, torch.ops.undrift.kept.default, copied}
     called = {node.target for node in graph.nodes if node.op == "call_function"} - ours
     others = {target for target in called if target in fallbacks or target not in lowerings}
     return bool(others - {operator.getitem}) or any("convolution" in str(t) for t in called)
@@ -188,12 +189,13 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
         share_models(graph)
         output.args = ((),)
+        pairs = list(zip(inputs, parts, strict=True))
         # an old value that is carried on elsewhere must be kept before it is written over
-        new = [
-            graph.call_function(aten.clone.default, (n,)) if n in inputs and n is not old else n
-            for old, n in zip(inputs, parts, strict=True)
+        new = [apart_from(graph, n, old, inputs) for old, n in pairs]
+        summands = summands_of(graph, new, len(value_of(inputs[0])))
+        ways = [
+            in_place(graph, n, old, summands, inputs) for old, n in zip(inputs, new, strict=True)
         ]
-        ways = [in_place(graph, n, old, new, inputs) for old, n in zip(inputs, new, strict=True)]
         for old, n, way in zip(inputs, new, ways, strict=True):
             if way is not None:
                 write(graph, old, way)
@@ -245,9 +247,9 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
             if list(node.args[1]) == sizes and is_last(node.args[0], node.args[2]):
                 for user in list(node.users):  # each takes one piece by its number
                     user.replace_all_uses_with(pieces[node.args[0]][user.args[1]])
-        elif node.target in VIEWS and node.args[0] in pieces and is_flat(node):
+        elif node.target in ROW_VIEWS and node.args[0] in pieces and is_flat(node):
             lead = value_of(node).shape[:-1]  # rows of several runs, apart or one after another
-            change = VIEWS[node.target]
+            change = ROW_VIEWS[node.target]
             with graph.inserting_before(node):
                 pieces[node] = [
                     change(graph, piece, [*lead, size])

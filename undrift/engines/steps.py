@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from undrift.engines.closures import Held, rebound, shape_of
+from undrift.core import form_of
+from undrift.engines.closures import Held, rebound
 from undrift.engines.program import Layout, Pieces, compile_step
 from undrift.work import Work
 
@@ -38,7 +39,7 @@ def alike(work: Work, minibatch: Minibatch, lives: Any) -> tuple[Any, ...]:
     solver = work.solver
     return (
         lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
-        tuple(x is None or shape_of(x) for x in minibatch),
+        tuple(x is None or form_of(x) for x in minibatch),
     )  # fmt: skip
 
 

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from undrift.columns import Column
-from undrift.core import fits, map_tensors, rebuild, tensors
+from undrift.columns import Column, is_zero
+from undrift.core import fits, form_of, map_tensors, rebuild, tensors
 from undrift.engines import program
-from undrift.engines.closures import held, rebound, shape_of
+from undrift.engines.batched import Local
+from undrift.engines.closures import held, rebound
 from undrift.engines.nodes import aten, made, value_of
 from undrift.engines.program import Layout, Pieces, in_pieces, traced
 from undrift.engines.steps import Minibatch, Program, Refused, fixed_of, layout_of
 from undrift.work import Work
 
-Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
 Columns: TypeAlias = tuple[tuple[str, Column], ...]  # the solver's numbers that differ by row
 
 
@@ -71,30 +71,37 @@ def with_columns(work: Work, step: Callable[..., Any], columns: Columns) -> Call
     return stepped
 
 
+class NotCut(Refused):
+    """Why the visits of a method are never compiled whole."""
+
+
 class _Traced(Work):
     """The work of a visit while it is traced: numbers are tensors, and the loop leaves a mark."""
 
     def __init__(self, work: Work, lr: Tensor, t: Tensor, K: Tensor, columns: Columns):
         self.__dict__.update(work.__dict__)
         self.solver = replace(work.solver, **dict(columns))
-        self.columns, self.lr, self._t, self.K = columns, dict(columns).get("lr", lr), t, K
+        rate: Any = 0.0 if is_zero(self.solver.lr) else lr  # a zero is one that methods may ask for
+        self.columns, self.lr, self._t, self.K = columns, dict(columns).get("lr", rate), t, K
         self.step: Any = None  # that of the loop
+        self.inside: Any = None  # what it holds
 
     def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
         if steps is not None:
-            raise Refused("it makes another number of steps than the visit has")
+            raise NotCut("it makes another number of steps than the visit has")
         if self.step is not None:
-            raise Refused("it has several loops")
+            raise NotCut("it has several loops")
         self.step = with_columns(self, step, self.columns)
-        carried = loop(list(start), held(self.step).tensors)
+        self.inside = held(self.step)
+        carried = loop(list(start), self.inside.tensors)
         return carried[0] if len(start) == 1 else carried
 
     def full_grad(self, x: Tensor) -> Tensor:
-        raise Refused("it takes whole gradients")
+        raise NotCut("it takes whole gradients")
 
     @property
     def unit(self) -> Work:
-        raise Refused("it runs its solver on a number")
+        raise NotCut("it runs its solver on a number")
 
 
 class Given:
@@ -105,17 +112,17 @@ class Given:
     """
 
     def __init__(self, local: Local, down: Any, client: Any, work: Work, weights: Tensor):
-        self.local, self.down, self.client, self.weights = local, down, client, weights
-        self.columns = columns_of(work)
+        self.local, self.down, self.client = local, down, client
+        self.weights = weights.to(work.K.device)
+        self.columns, self.still = columns_of(work), is_zero(work.lr)
         self.work = without(work, self.columns)
         self.inside = held((local, self.columns))
 
     @property
     def key(self) -> tuple[Any, ...]:
         """The same for visits that are alike but for their minibatches."""
-        each = (*tensors(self.down), *tensors(self.client), self.weights)
-        kinds = type(self.down), type(self.client), tuple(map(shape_of, each))
-        return self.inside.key, kinds
+        forms = form_of(self.down), form_of(self.client), form_of(self.weights)
+        return self.inside.key, self.still, forms
 
     def pieces(self, layout: Layout) -> list[Pieces]:
         numbers = [self.work.lr, self.work.t, *self.inside.numbers]
@@ -142,15 +149,16 @@ class Visit:
         self.up: Any = None  # records like those that come
         self.client: Any = None
         self.step: Any = None  # of the loop
+        self.inside: Any = None  # what it holds
 
         def visit(*whole: Tensor) -> list[Tensor]:
             local, down, client, lent, weights = given.again(whole)
             self.up, self.client = local(down, client, lent)
             if lent.step is None:
-                raise Refused("it has no loop")
-            self.step = lent.step
+                raise NotCut("it has no loop")
+            self.step, self.inside = lent.step, lent.inside
             if not fits(self.up, self.client, len(work.clients), work.problem.x0):
-                raise Refused("its answers are not vectors")
+                raise NotCut("its answers are not vectors")
             sent, kept, ones = tensors(self.up), tensors(self.client), torch.ones_like(weights)
             sums = [*(_added(t, weights) for t in sent), *(_added(t, ones) for t in kept)]
             return [*sums, *kept]
@@ -160,7 +168,6 @@ class Visit:
         self.before, self.counts = _before(deepcopy(module), self.layout)
         self.carried = len(_mark(module.graph).args[0])  # pyright: ignore[reportArgumentType]
         carried, inside = self._begun(start)
-        self.inside = held(self.step)
         fixed = [*inside, *self._fixed(work)]
         self.program = Program(work, self.step, self.inside, carried, fixed, minibatch, lives)
         after = _after(module, self.layout, len(tensors(self.up)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 WORD = (1 << 32) - 1
-HALF = 1 << 15  # half of the numbers that are compared with p, which run from -HALF to HALF - 1
+BITS = 24  # of the number that is compared with p
 
 
 class KeyedDropout(nn.Module):
@@ -35,25 +35,23 @@ class KeyedDropout(nn.Module):
 
 @torch.library.custom_op("undrift::kept", mutates_args=())
 def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
-    """Which units stay, `[*seed.shape, *shape]`: those whose hash of 16 bits, as a number in [0, 1), is not below p.
+    """Which units stay, `[*seed.shape, *shape]`: those whose hash of 24 bits, as a number in [0, 1), is not below p.
 
     The hash (two rounds of multiply and shift in 32 bits, each with half of the seed) is plain arithmetic, so that it can be
-    computed for several clients at once, each with its own seed; a word serves two units.  It is an operator of its own
-    because a compiler must not look inside: TorchInductor bounds such products as if they were indices, and gets other
-    units.
+    computed for several clients at once, each with its own seed.  It is an operator of its own because a compiler must
+    not look inside: TorchInductor bounds such products as if they were indices, and gets other units.
     """
-    units = math.prod(shape)
-    # so that seeds that differ little differ in both halves
-    mixed = (seed ^ (seed >> 32)) * 0x1E3779B97F4A7C15
+    mixed = (
+        seed ^ (seed >> 32)
+    ) * 0x1E3779B97F4A7C15  # so that seeds that differ little differ in both halves
     mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
     low, high = (half.to(torch.int32).unsqueeze(-1) for half in (mixed & WORD, mixed >> 32))
-    z = _counters((units + 1) // 2, seed.device) ^ low
+    z = _counters(math.prod(shape), seed.device) ^ low
     z.bitwise_xor_(z.bitwise_right_shift(16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
     z.bitwise_xor_(z.bitwise_right_shift(15).bitwise_and_(0x1FFFF)).bitwise_xor_(high)
     z.mul_(-0x7B935975)
-    z.bitwise_xor_(z.bitwise_right_shift(16).bitwise_and_(0xFFFF))
-    least = min(math.ceil(2 * p * HALF) - HALF, HALF - 1)
-    return (z.view(torch.int16)[..., :units] >= least).reshape(*seed.shape, *shape)
+    z.bitwise_xor_(z.bitwise_right_shift(16)).bitwise_and_((1 << BITS) - 1)
+    return (z >= math.ceil(p * (1 << BITS))).view(*seed.shape, *shape)
 
 
 @kept.register_fake
@@ -67,8 +65,8 @@ def _(info: Any, in_dims: Any, seed: Tensor, shape: Sequence[int], p: float) -> 
 
 
 @lru_cache(maxsize=16)
-def _counters(count: int, device: torch.device) -> Tensor:
-    return (torch.arange(count, device=device) + 1).to(torch.int32) * -0x61C88647
+def _counters(units: int, device: torch.device) -> Tensor:
+    return (torch.arange(units, device=device) + 1).to(torch.int32) * -0x61C88647
 
 
 SHARED = {

@@ -1,6 +1,5 @@
 """An nn.Module as a function of one flat vector."""
 
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -42,24 +41,16 @@ class FlatModel:
         self.sizes = [p.numel() for _, p in named]
         self.x0 = torch.cat([p.detach().flatten() for _, p in named])
 
-    def apart(self, y: Tensor) -> list[Tensor]:
-        """The vector as parameters: views, no copies."""
-        return [p.view(s) for p, s in zip(y.split(self.sizes), self.shapes, strict=True)]
-
     def parameters(self, y: Tensor) -> dict[str, Tensor]:
-        """The vector as named parameters."""
-        return dict(zip(self.names, self.apart(y), strict=True))
+        """The vector as named parameters: views, no copies."""
+        parts = y.split(self.sizes)
+        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def __call__(self, y: Tensor, inputs: Tensor, seed: Tensor | None = None) -> Any:
         """The model's output; `seed` chooses the units that dropout drops in training."""
-        return self.of(self.apart(y), inputs, seed)
-
-    def of(self, parameters: Sequence[Tensor], inputs: Tensor, seed: Tensor | None = None) -> Any:
-        """The same of parameters that are apart."""
         for layer in self.dropouts:
             layer.seed, layer.calls = seed, 0
-        named = dict(zip(self.names, parameters, strict=True))
-        return functional_call(self.template, named, (inputs,))
+        return functional_call(self.template, self.parameters(y), (inputs,))
 
     def module(self, x: Tensor) -> nn.Module:
         """A copy of the user's module with these parameters."""

@@ -20,7 +20,6 @@ from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import Heterogeneity, measured, picture, summary
-from undrift.problems.joined import Joined
 from undrift.problems.minibatches import Minibatches, draw
 from undrift.problems.weights import client_weights
 
@@ -412,22 +411,13 @@ class ModelProblem:
         self.flat.template.train(training)
         if X.dim() == 4 and self._convolves:
             X = X.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
-        pieces = [piece.detach().requires_grad_() for piece in self.flat.apart(y)]
+        y = y.detach().requires_grad_()
         if seed is None or not self._hidden_randomness:
-            return self._differentiated(pieces, X, Y, seed)
-        with torch.random.fork_rng(devices=[]):
+            with torch.enable_grad():
+                return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(int(seed))  # the same minibatch draws the same numbers
-            return self._differentiated(pieces, X, Y, seed)
-
-    def _differentiated(
-        self, pieces: Sequence[Tensor], X: Tensor, Y: Tensor, seed: Tensor | None
-    ) -> Tensor:
-        with torch.enable_grad():
-            value = self.loss(self.flat.of(pieces, X, seed), Y)
-        found: Sequence[Tensor] = torch.autograd.grad(
-            value, pieces, allow_unused=True, materialize_grads=True
-        )
-        return Joined(found) if len(pieces) > 1 else Joined(found).pieces[0]
+            return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
 
     def _gradients(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None) -> Tensor:
         """Of several clients with minibatches of one size."""
