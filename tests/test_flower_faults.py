@@ -28,9 +28,8 @@ class Story:
     def __init__(self, nodes: Nodes, events: list[str]):
         self.nodes, self.events, self.bad = nodes, iter(events), ""
         self.waits: dict[str, float] = {}
-        self.lost: dict[
-            str, int
-        ] = {}  # whose states are gone, since which message: the server has not heard of it
+        # whose states are gone, since which message: the server has not heard of it
+        self.lost: dict[str, int] = {}
         self.heard: set[str] = set()  # of which of these it has heard in this round
         self.copies = nodes.folder / "copies"
         nodes.fault, nodes.spoil, nodes.delay = self.fault, self.spoil, self.delay
@@ -114,9 +113,8 @@ SERVERS = (
     events=st.lists(st.sampled_from(EVENTS), max_size=25),
     name=st.sampled_from(("scaffold", "feddyn")),
 )
-@example(
-    ["", "", "", "", "", "", "wiped", "server", "unheard"], "scaffold"
-)  # forgotten, and not told again
+# forgotten, and not told again
+@example(["", "", "", "", "", "", "wiped", "server", "unheard"], "scaffold")
 @settings(max_examples=20, deadline=None)
 def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str) -> None:
     made = experiment(name, rounds=5, server=server, model={"name": "mlp", "hidden": [1]})

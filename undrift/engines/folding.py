@@ -49,9 +49,8 @@ def in_place(
     read = {root_of(matrix) for _, product in found.products for matrix in product.args}
     if not found.products or not value.is_contiguous() or read & {*written}:
         return None
-    with_other: dict[
-        Node, Node
-    ] = {}  # the thin matrices that each other one is multiplied with, added up
+    # the thin matrices that each other one is multiplied with, added up
+    with_other: dict[Node, Node] = {}
     for factor, product in found.products:
         thin, other = _pair(graph, factor, product)
         also = with_other.get(other)

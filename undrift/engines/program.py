@@ -34,9 +34,8 @@ ROW_VIEWS: dict[Any, Callable[[Graph, Node, list[int]], Node]] = {  # in which r
     aten.expand.default: lambda graph, node, shape: made(graph, aten.expand.default, node, shape),
 }
 
-Pieces: TypeAlias = list[
-    Tensor
-]  # of a flat vector, a parameter each; of anything else, the thing itself
+# of a flat vector, a parameter each; of anything else, the thing itself
+Pieces: TypeAlias = list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -189,13 +188,12 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
         share_models(graph)
         output.args = ((),)
-        pairs = list(zip(inputs, parts, strict=True))
         # an old value that is carried on elsewhere must be kept before it is written over
+        pairs = zip(inputs, parts, strict=True)
         new = [apart_from(graph, n, old, inputs) for old, n in pairs]
         summands = summands_of(graph, new, len(value_of(inputs[0])))
-        ways = [
-            in_place(graph, n, old, summands, inputs) for old, n in zip(inputs, new, strict=True)
-        ]
+        pairs = zip(inputs, new, strict=True)
+        ways = [in_place(graph, n, old, summands, inputs) for old, n in pairs]
         for old, n, way in zip(inputs, new, ways, strict=True):
             if way is not None:
                 write(graph, old, way)
