@@ -28,6 +28,10 @@ class Solver:
     clip: float | None = None
 
 
+class Refused(Exception):
+    """Why something cannot be compiled."""
+
+
 class NoCommonRound(Exception):
     """A method asked for the round where clients of several are computed together."""
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from undrift.engines.batched import Local, Result, batched
 from undrift.engines.choice import Choice, choose
-from undrift.engines.compiled import Added, compiled
+from undrift.engines.compiled import Added, compiled, one_by_one
 from undrift.engines.memory import keep_freed_memory
 from undrift.engines.sequential import sequential, side_by_side
 from undrift.states import ClientStates
@@ -42,6 +42,9 @@ def engine_of(choice: Choice, round: int) -> Engine:
     """The engine that a choice means in a round; on Ray, inside each worker."""
     keep_freed_memory()
     choice = choice.inner
-    if choice.engine == "sequential":
+    now_compiled = choice.engine == "compiled" and round >= choice.since
+    if choice.alone:
+        if now_compiled:
+            return one_by_one(choice.workers)
         return sequential if choice.workers is None else side_by_side(choice.workers)
-    return compiled if choice.engine == "compiled" and round >= choice.since else batched
+    return compiled if now_compiled else batched

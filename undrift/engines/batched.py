@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from undrift.core import check_records, map_tensors
 from undrift.errors import MethodFailure
 from undrift.states import ClientStates
-from undrift.work import NoCommonRound, Runner, Work
+from undrift.work import NoCommonRound, Refused, Runner, Work
 
 Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
 Result: TypeAlias = tuple[Sequence[int], Any, Any]
@@ -69,13 +69,14 @@ def visited(
         if len(work.clients) > len(ids):
             up, client = (map_tensors(lambda t: t[: len(ids)], each) for each in (up, client))
         check_records(up, client)
-    except NoCommonRound:
+    except (NoCommonRound, Refused):
         raise
     except Exception as error:
-        where = f"clients {_some(ids)}, round {_some(work.rounds or [work.t])}, stage local"
-        raise MethodFailure(
-            f"{where}: {type(error).__name__}: {error} (engine='sequential' names the client)"
-        ) from error
+        who, hint = f"client {ids[0]}", ""
+        if len(ids) > 1:
+            who, hint = f"clients {_some(ids)}", " (engine='sequential' names the client)"
+        where = f"{who}, round {_some(work.rounds or [work.t])}, stage local"
+        raise MethodFailure(f"{where}: {type(error).__name__}: {error}{hint}") from error
     return ids, up, client
 
 

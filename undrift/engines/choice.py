@@ -24,7 +24,8 @@ NAMES = ("sequential", "batched", "compiled")  # in one process
 CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take
 VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 COMPILING_SECONDS = 12.0  # what compiling the steps of a method usually takes, once
-SAVED = 0.5  # the part of a step's time that compiling saves, on the careful side
+# the part of a step's time that compiling saves, on the careful side: in chunks, and of one client
+SAVED, SAVED_ALONE = 0.5, 0.1
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Choice:
 
     engine    "sequential", "batched", "compiled" or "ray"
     chunk     how many clients are computed at once (not by "sequential")
-    workers   sequential: clients side by side, each on one core; any number gives the same bits.  None: one client
-              after another on all cores.  ray: processes, each on one core
-    since     the first round that is compiled; those before it are batched
+    workers   sequential, and compiled in chunks of one: clients side by side, each on one core; any number gives the
+              same bits.  None: one client after another on all cores.  ray: processes, each on one core
+    since     the first round that is compiled; those before it are batched, or sequential in chunks of one
     shards    ray: in so many parts the clients of an exchange are added up; any number of workers gives the same bits
     inside    ray: the engine of each worker
 
@@ -59,10 +60,10 @@ class Choice:
         check_value("run", "shards", self.shards, int, None, within="[1, inf)")
         if self.engine == "ray":
             return self._check_ray()
-        if self.workers is not None and self.engine != "sequential":
+        if self.workers is not None and not self.alone:
             raise InvalidInput(
-                f"workers compute clients side by side in engine 'sequential'; "
-                f"'{self.engine}' computes them together on all cores: leave workers out"
+                f"workers compute clients side by side in engine 'sequential', or 'compiled' with chunk=1; "
+                f"'{self.engine}' computes chunks of them together on all cores: leave workers out"
             )
         if self.shards is not None or self.inside is not None:
             raise InvalidInput(f"shards and inside are for engine 'ray', not '{self.engine}'")
@@ -74,6 +75,11 @@ class Choice:
             raise InvalidInput(
                 f"{self.workers} workers have nothing to do but {self.shards} shards: use as many shards, or fewer workers"
             )
+
+    @property
+    def alone(self) -> bool:
+        """Whether clients are computed one by one."""
+        return self.engine == "sequential" or (self.engine == "compiled" and self.chunk == 1)
 
     @property
     def inner(self) -> "Choice":
@@ -90,13 +96,12 @@ class Choice:
         if self.engine == "ray":
             inner = str(self.inner).replace(", all cores for each", "")
             return f"{self.workers} workers on Ray, {self.shards} shards; in each, {inner}"
-        if self.engine == "sequential":
+        from_round = f" from round {self.since} on" if self.since > 1 else ""
+        how = f", compiled{from_round}" if self.engine == "compiled" else ""
+        if self.alone:
             side = f"{self.workers} side by side" if self.workers else "all cores for each"
-            return f"clients one after another, {side}"
-        start = (
-            f" from round {self.since} on" if self.engine == "compiled" and self.since > 1 else ""
-        )
-        return f"clients in chunks of {self.chunk}, {self.engine}{start}"
+            return f"clients one after another, {side}{how}"
+        return f"clients in chunks of {self.chunk}{how or ', batched'}"
 
 
 def choose(
@@ -113,7 +118,7 @@ def choose(
     """The engine that suits a run: as asked for, or by what the model is and how long a step takes.
 
     Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
-    chunks, compiled if the run is long enough to repay it.  `together`: how many there are to compute at once, a cohort
+    chunks.  All but recurrent layers are compiled if the run is long enough to repay it.  `together`: how many there are to compute at once, a cohort
     if None.  The choice is logged at INFO.
 
     >>> import undrift as ud
@@ -148,23 +153,28 @@ def in_process(
     together: int | None = None,
 ) -> Choice:
     """The engine that suits a run in one process."""
-    name = engine
+    name, suits = engine, getattr(problem, "engine", "batched")
     if name == "auto":
-        name = "sequential" if workers else getattr(problem, "engine", "batched")
-    Choice(name, workers=workers)  # refuses what is wrong before anything is tried
+        name = "sequential" if workers else suits
+    Choice(name, chunk or 1, workers)  # refuses what is wrong before anything is tried
     check_possible(name, problem)
     most = chunk_by_memory(problem, local)
-    if name == "sequential":
-        alone = _not_shared(problem)
-        if workers is not None and alone:
-            raise InvalidInput(f"workers cannot compute this problem side by side: {alone}")
-        if engine == "auto" and not alone and workers is None and torch.get_num_threads() > 1:
+    one_by_one = workers is not None or (suits == "sequential" and chunk in (None, 1))
+    if name == "sequential" or (name == "compiled" and one_by_one):
+        apart = _not_shared(problem)
+        if workers is not None and apart:
+            raise InvalidInput(f"workers cannot compute this problem side by side: {apart}")
+        if engine == "sequential" or workers is not None:
+            return Choice(name, workers=workers)
+        if not apart and torch.get_num_threads() > 1:
             workers = torch.get_num_threads()
-        return Choice(name, workers=workers)
-    chunk = chunk or min(most, together or cohort_of(problem, participation))
-    choice = Choice(name, chunk)
-    if engine == "auto" and _repays(choice, problem, rounds, participation, local):
-        choice = Choice("compiled", chunk, since=2)
+        choice = Choice(name, workers=workers)
+        compiled = Choice("compiled", workers=workers, since=2)
+    else:
+        chunk = chunk or min(most, together or cohort_of(problem, participation))
+        choice, compiled = Choice(name, chunk), Choice("compiled", chunk, since=2)
+    if engine == "auto" and _repays(compiled, problem, rounds, participation, local):
+        return compiled
     return choice
 
 
@@ -228,13 +238,13 @@ def _repays(
     choice: Choice, problem: Any, rounds: int, participation: "Participation", local: "Local"
 ) -> bool:
     """Whether compiled steps would save more than compiling takes."""
-    if not hasattr(problem, "grad_of"):
+    if not hasattr(problem, "grad_of") or getattr(problem, "not_batched", None):
         return False
     clients = list(range(min(choice.chunk, problem.N)))
     steps = local.count(problem, Key(0, 1), clients)
     chunks = -(-cohort_of(problem, participation) // choice.chunk)
     seconds = rounds * chunks * max(steps) * _step_seconds(problem, clients, local)
-    if SAVED * seconds < COMPILING_SECONDS:
+    if (SAVED_ALONE if choice.alone else SAVED) * seconds < COMPILING_SECONDS:
         return False
     if compiler() is None:
         log.warning("not compiled: no C++ compiler was found (g++ or clang++, or set CXX)")
@@ -244,7 +254,7 @@ def _repays(
 
 def _step_seconds(problem: Any, clients: list[int], local: "Local") -> float:
     """How long a gradient of these clients takes, at best."""
-    y = problem.x0.repeat(len(clients), 1)
+    y = problem.x0.repeat(len(clients), 1) if len(clients) > 1 else problem.x0
     minibatches = problem.draw(Key(0, 0), clients, [1] * len(clients), local.batch)
     found = []
     for _ in range(3):

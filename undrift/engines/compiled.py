@@ -1,4 +1,4 @@
-"""The cohort as one computation whose visits are compiled (`visit.py`), or at least their steps (`steps.py`).
+"""Visits that are compiled whole (`visit.py`), or whose steps are (`steps.py`): of a cohort at once, or of one client.
 
 Chunks have few shapes: short minibatches are filled up with samples that have no share in the mean, and a chunk that lacks
 clients with repeated ones.  So a run mostly needs one program for its steps and one for what comes after them.
@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from undrift.core import form_of, map_tensors
-from undrift.engines.batched import Local, chunks, same, visited
+from undrift.engines.batched import Local, Result, chunks, same, visited
 from undrift.engines.closures import held
 from undrift.engines.program import joined
+from undrift.engines.sequential import in_threads, visit_one
 from undrift.engines.steps import (
     Program,
-    Refused,
     Step,
     alike,
     fixed_of,
@@ -31,7 +32,7 @@ from undrift.engines.steps import (
 )
 from undrift.engines.visit import Given, NotCut, Visit
 from undrift.states import ClientStates
-from undrift.work import Carried, Runner, Work, in_turn
+from undrift.work import Carried, Refused, Work, in_turn
 
 log = logging.getLogger("undrift")
 
@@ -51,24 +52,58 @@ def compiled(
     lend: Callable[[Sequence[int], bool], Work],
     chunk: int,
     weights: Sequence[float] | None = None,
-) -> Iterator[tuple[Sequence[int], Any, Any]]:
+) -> Iterator[Result]:
     """Visit clients `chunk` at a time with compiled steps; with weights what they send is added up, if it can be."""
-    run: Runner = lambda work, *given: compiler_of(work.problem).run(work, *given)
     # few numbers of rows, because each is another program: the chunk, or a power of two below it
     rows = lambda n: min(chunk, 1 << (n - 1).bit_length())
-    downs, sent = same(down), map_tensors(lambda t: t.unsqueeze(0), down)
+    downs, weight_of = same(down), _weights(clients, weights)
     for ids, here in chunks(clients, chunk, rows):
         client, work = states.gather(here), lend(here, False)
-        if weights is not None:
-            mine = [*weights[: len(ids)], *[0.0] * (len(here) - len(ids))]
-            weights = weights[len(ids) :]
-            of_all = torch.tensor([mine], dtype=torch.float64)
-            found = compiler_of(work.problem).visit(local, sent, client, work, of_all)
-            if found is not None and math.isfinite(float(found[2])):
-                up, kept, _ = found
-                yield ids, Added(map_tensors(lambda t: t[0], up)), _first(kept, len(ids))
-                continue
-        yield visited(local, downs(here), client, work, ids, run)
+        compiler = compiler_of(work.problem)
+        whole = compiler.added(local, down, client, work, ids, weight_of)
+        yield whole or visited(local, downs(here), client, work, ids, compiler.run)
+
+
+def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
+    """The same for one client at a time, with so many workers side by side; None: one after another, on all cores.
+
+    A visit that cannot be compiled is made as the sequential engine makes it.
+    """
+
+    def engine(
+        local: Local,
+        down: Any,
+        states: ClientStates,
+        clients: Sequence[int],
+        lend: Callable[[Sequence[int], bool], Work],
+        chunk: int,
+        weights: Sequence[float] | None = None,
+    ) -> Iterator[Result]:
+        original = lend(clients[:1], False).problem
+        compiler, weight_of = compiler_of(original), _weights(clients, weights)
+
+        def visit(i: int, client: Any, problem: Any) -> Result:
+            work, alone = lend([i], False), lend([i], True)
+            work.problem = alone.problem = problem
+            whole = compiler.added(local, down, client, work, [i], weight_of)
+            if whole is not None:
+                return whole
+            try:
+                return visited(local, same(down)([i]), client, work, [i], compiler.strictly)
+            except Refused as why:
+                compiler.note(why)
+                return visit_one(local, down, client, i, alone)
+
+        if workers is None:
+            yield from (visit(i, states.gather([i]), original) for i in clients)
+        else:
+            yield from in_threads(visit, states, clients, original, workers)
+
+    return engine
+
+
+def _weights(clients: Sequence[int], weights: Sequence[float] | None) -> dict[int, float] | None:
+    return None if weights is None else dict(zip(clients, weights, strict=True))
 
 
 def _first(record: Any, count: int) -> Any:
@@ -83,16 +118,43 @@ class Compiler:
         self.visits: dict[Any, Visit | Refused] = {}  # by all of a visit, or by the method if never
         self.kept: list[Any] = []  # what keys know by identity must not be replaced by others
         self.refusals: set[str] = set()
+        self.making = Lock()  # one program at a time, whoever needs it
 
     def run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
         """Make the steps with a compiled program; in turn, after one line of notice, if there can be none."""
         try:
-            return self._run(work, step, start, steps)
+            return self.strictly(work, step, start, steps)
         except Refused as why:
-            if str(why) not in self.refusals:
-                self.refusals.add(str(why))
-                log.warning("not compiled, computed step by step instead: %s", why)
+            self.note(why)
             return in_turn(work, step, start, steps)
+
+    def note(self, why: Refused) -> None:
+        """Say once that something is not compiled."""
+        if str(why) not in self.refusals:
+            self.refusals.add(str(why))
+            log.warning("not compiled, computed step by step instead: %s", why)
+
+    def added(
+        self,
+        local: Local,
+        down: Any,
+        client: Any,
+        work: Work,
+        ids: Sequence[int],
+        weight_of: dict[int, float] | None,
+    ) -> Result | None:
+        """A visit of clients who have the first rows, with what they send added up; None if that cannot be compiled, or
+        something in it is not finite."""
+        if weight_of is None:
+            return None
+        weights = [weight_of[i] for i in ids]
+        weights += [0.0] * (len(work.clients) - len(ids))
+        sent = map_tensors(lambda t: t.unsqueeze(0), down)
+        found = self.visit(local, sent, client, work, torch.tensor([weights], dtype=torch.float64))
+        if found is None or not math.isfinite(float(found[2])):
+            return None
+        up, kept, _ = found
+        return ids, Added(map_tensors(lambda t: t[0], up)), _first(kept, len(ids))
 
     def visit(
         self, local: Local, down: Any, client: Any, work: Work, weights: Tensor
@@ -105,40 +167,32 @@ class Compiler:
         minibatches = problem.inputs(work._drawn(steps), max(steps), work.solver.batch)
         lives = lives_of(work, steps)
         key = (given.key, *alike(given.work, minibatches[0], lives))
-        if key not in self.visits:
-            self.kept.append(local)
-            made = tried(lambda: Visit(given, minibatches[0], lives))
-            self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
+        with self.making:
+            if key not in self.visits:
+                self.kept.append(local)
+                made = tried(lambda: Visit(given, minibatches[0], lives))
+                self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
         visit = self.visits.get(key)
-        if not isinstance(visit, Visit):
-            return None
-        try:
-            return visit(given, minibatches, lives)
-        except AssertionError as error:  # torch lays out a result otherwise than foreseen
-            self.visits[key] = Refused(str(error))
-            return None
+        return visit(given, minibatches, lives) if isinstance(visit, Visit) else None
 
-    def _run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
+    def strictly(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
+        """Make the steps with a compiled program; raises Refused if there can be none."""
         problem, layout = traceable(work), layout_of(work.problem)
         minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
         lives, inside = lives_of(work, steps), held(step)
         key = (inside.key, tuple(map(form_of, start)), *alike(work, minibatches[0], lives))
         carried = [layout.copied(t) for t in start]
         fixed = [layout.apart(t) for t in (*inside.tensors, *fixed_of(work, inside.numbers))]
-        if key not in self.programs:
-            self.kept.append(step)
-            self.programs[key] = tried(
-                lambda: Program(work, step, inside, carried, fixed, minibatches[0], lives)
-            )
+        with self.making:
+            if key not in self.programs:
+                self.kept.append(step)
+                self.programs[key] = tried(
+                    lambda: Program(work, step, inside, carried, fixed, minibatches[0], lives)
+                )
         program = self.programs[key]
         if isinstance(program, Refused):
             raise program
-        try:
-            program(carried, fixed, minibatches, lives)
-        except AssertionError as error:  # it made steps on copies only
-            why = Refused(f"torch lays out a result otherwise than foreseen: {error}")
-            self.programs[key] = why
-            raise why from None
+        program(carried, fixed, minibatches, lives)
         return tuple(map(joined, carried))
 
 

@@ -1,5 +1,6 @@
 """New nodes in a traced graph, which know the shape of their values as traced ones do."""
 
+import math
 from typing import Any
 
 import torch
@@ -35,6 +36,33 @@ def made(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     with mode:
         node.meta["val"] = target(*given, **named)  # pyright: ignore[reportCallIssue]
     return node
+
+
+def number(graph: Graph, value: float, like: Node) -> Node:
+    """A number of the same kind."""
+    return _new(graph, aten.full.default, ([], value), like)
+
+
+def numbers(graph: Graph, count: int, like: Node) -> Node:
+    """0, 1, ..., count - 1 of the same kind."""
+    return _new(graph, aten.arange.start_step, (0, count, 1), like)
+
+
+def _new(graph: Graph, target: Any, args: tuple[Any, ...], like: Node) -> Node:
+    value = value_of(like)
+    kind = {"dtype": value.dtype, "device": value.device}
+    node = graph.call_function(target, args, kind)
+    with value.fake_mode:
+        node.meta["val"] = target(*args, **kind)
+    return node
+
+
+def written(graph: Graph, node: Node) -> Node:
+    """The same, written down in the order of its dimensions rather than computed again wherever it is used."""
+    from torch._inductor import inductor_prims
+
+    strides = [math.prod(value_of(node).shape[d + 1 :]) for d in range(value_of(node).dim())]
+    return made(graph, inductor_prims.force_stride_order, node, strides)
 
 
 def reshaped(graph: Graph, node: Node, shape: list[int]) -> Node:

@@ -8,7 +8,6 @@ samples that several runs share are made one (sharing.py), small ones are writte
 others (folding.py).
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,7 +21,9 @@ from torch.fx.node import map_arg
 
 from undrift.engines.folding import apart_from, in_place, summands_of, write
 from undrift.engines.nodes import aten, made, reshaped, value_of
+from undrift.engines.pooling import BACKWARD, POOL, pool_by_windows
 from undrift.engines.sharing import share, share_models
+from undrift.problems.dropout import kept_compiled
 
 LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added to pieces in place
 MOST_PIECES = 24  # beyond that, more calls cost more than the copies they save
@@ -81,6 +82,7 @@ def compile_step(
     graph, arguments, mode = traced(
         lambda *whole: step(whole[: len(carried)], whole[len(carried) :]), [*carried, *others]
     )
+    _in_batches(graph.graph)
     share(graph.graph)
     if arguments[0].device.type == "cpu":
         _small_products(graph.graph)
@@ -99,31 +101,16 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
     if aten.baddbmm_.default not in lowerings:
         # torch does the same by itself, but raises where the environment has a variable CI, as on build servers
         make_fallback(aten.baddbmm_.default, warn=False)
-    # one process, because a pool of compilers would outlive the run; indices are ours, and right
-    quiet = config.patch(
-        compile_threads=1,
-        assert_indirect_indexing=False,
-        size_asserts=_calls_others(graph.graph),
+    settings = config.patch(
+        compile_threads=1,  # a pool of compilers would outlive the run
+        assert_indirect_indexing=False,  # indices are ours, and right
+        size_asserts=False,  # a step is compared with what it was made of when it is made
         realize_reads_threshold=16,  # arithmetic on a few vectors is rather repeated than written down
     )
-    with quiet, V.set_fake_mode(mode), tracing(TracingContext(mode)):
+    with settings, V.set_fake_mode(mode), tracing(TracingContext(mode)):
         whole: Any = compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
     # the program itself, without the bookkeeping around it, which takes as long as a small step
     return getattr(whole, "current_callable", None) or whole
-
-
-def _calls_others(graph: Graph) -> bool:
-    """Whether the program calls kernels of torch but products: those may lay out their results otherwise than foreseen.
-
-    Convolutions do.  The program then checks what it is given and raises AssertionError, which takes time in every step.
-    """
-    from torch._inductor.lowering import fallbacks, lowerings
-
-    copied = torch.ops.undrift.copied.default
-    ours = {aten.bmm.default, aten.baddbmm_.default, torch.ops.undrift.kept.default, copied}
-    called = {node.target for node in graph.nodes if node.op == "call_function"} - ours
-    others = {target for target in called if target in fallbacks or target not in lowerings}
-    return bool(others - {operator.getitem}) or any("convolution" in str(t) for t in called)
 
 
 def traced(
@@ -153,9 +140,24 @@ def traced(
             for pieces in values
             for p in pieces
         ]
-        graph = make_fx(on_pieces, decomposition_table=select_decomp_table())(*arguments)
+        table = {**select_decomp_table(), torch.ops.undrift.kept.default: kept_compiled}
+        pooling_whole = {op: way for op, way in table.items() if op not in (POOL, BACKWARD)}
+        graph = make_fx(on_pieces, decomposition_table=pooling_whole)(*arguments)
+        if not pool_by_windows(graph.graph):
+            graph = make_fx(on_pieces, decomposition_table=table)(*arguments)
     # what is computed twice, such as the samples of two gradients, is computed once
     return GraphModule(graph, fx_graph_cse(graph.graph)), arguments, mode
+
+
+def _in_batches(graph: Graph) -> None:
+    """Write products of two matrices, which a step of one client has, as batches of one."""
+    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+        with graph.inserting_before(node):
+            a, b = (made(graph, aten.unsqueeze.default, each, 0) for each in node.args)
+            product = made(graph, aten.bmm.default, a, b)
+            shape = list(value_of(node).shape)
+            node.replace_all_uses_with(made(graph, aten.view.default, product, shape))
+        graph.erase_node(node)
 
 
 def _small_products(graph: Graph) -> None:
@@ -229,20 +231,21 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
 
     def is_flat(node: Node) -> bool:
         value = node.meta.get("val")
-        return isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == layout.D
+        return isinstance(value, Tensor) and value.dim() > 0 and value.shape[-1] == layout.D
 
-    def is_last(node: Node, dim: Any) -> bool:
-        return dim % value_of(node).dim() == value_of(node).dim() - 1
+    def is_last(node: Node, given: Sequence[Any]) -> bool:
+        dim, dims = given[0] if given else 0, value_of(node).dim()
+        return dim % dims == dims - 1
 
     for node in list(graph.nodes) if len(sizes) > 1 else []:
         if node.op != "call_function":
             continue
-        if node.target is aten.cat.default and is_flat(node) and is_last(node, node.args[1]):
+        if node.target is aten.cat.default and is_flat(node) and is_last(node, node.args[1:]):
             parts: Any = node.args[0]
             if [value_of(part).shape[-1] for part in parts] == sizes:
                 pieces[node] = list(parts)
         elif node.target is aten.split_with_sizes.default and node.args[0] in pieces:
-            if list(node.args[1]) == sizes and is_last(node.args[0], node.args[2]):
+            if list(node.args[1]) == sizes and is_last(node.args[0], node.args[2:]):
                 for user in list(node.users):  # each takes one piece by its number
                     user.replace_all_uses_with(pieces[node.args[0]][user.args[1]])
         elif node.target in ROW_VIEWS and node.args[0] in pieces and is_flat(node):

@@ -32,7 +32,7 @@ def sequential(
 ) -> Iterator[Result]:
     """Visit clients one at a time."""
     for i in clients:
-        yield _visit(local, down, states.gather([i]), i, lend([i], True))
+        yield visit_one(local, down, states.gather([i]), i, lend([i], True))
 
 
 def side_by_side(workers: int) -> Callable[..., Iterator[Result]]:
@@ -47,34 +47,48 @@ def side_by_side(workers: int) -> Callable[..., Iterator[Result]]:
         chunk: int,
         weights: Sequence[float] | None = None,
     ) -> Iterator[Result]:
-        mine, cores = ThreadLocal(), torch.get_num_threads()
-        copies = twins(lend(clients[:1], True).problem, workers)
-
-        def begin() -> None:
-            torch.set_num_threads(1)
-            mine.problem = copies.pop()
-
-        @torch.no_grad()  # which holds for one thread only
-        def visit(i: int, client: Any) -> Result:
+        def visit(i: int, client: Any, problem: Any) -> Result:
             work = lend([i], True)
-            work.problem = mine.problem
-            return _visit(local, down, client, i, work)
+            work.problem = problem
+            return visit_one(local, down, client, i, work)
 
-        pool = ThreadPoolExecutor(workers, "undrift", initializer=begin)
-        torch.set_num_threads(1)  # of this thread, which adds up meanwhile: all cores are taken
-        try:
-            waiting: deque[Future[Result]] = deque()
-            for i in clients:
-                waiting.append(pool.submit(visit, i, states.gather([i])))
-                if len(waiting) > 2 * workers:  # results are not heaped up
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(cores)
+        yield from in_threads(visit, states, clients, lend(clients[:1], True).problem, workers)
 
     return engine
+
+
+def in_threads(
+    visit: Callable[[int, Any, Any], Result],
+    states: ClientStates,
+    clients: Sequence[int],
+    problem: Any,
+    workers: int,
+) -> Iterator[Result]:
+    """`visit(i, what it remembers, problem)` for each client, on so many cores, with a twin of the problem for each core."""
+    mine, cores = ThreadLocal(), torch.get_num_threads()
+    copies = twins(problem, workers)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        mine.problem = copies.pop()
+
+    @torch.no_grad()  # which holds for one thread only
+    def visited(i: int, client: Any) -> Result:
+        return visit(i, client, mine.problem)
+
+    pool = ThreadPoolExecutor(workers, "undrift", initializer=begin)
+    torch.set_num_threads(1)  # of this thread, which adds up meanwhile: all cores are taken
+    try:
+        waiting: deque[Future[Result]] = deque()
+        for i in clients:
+            waiting.append(pool.submit(visited, i, states.gather([i])))
+            if len(waiting) > 2 * workers:  # results are not heaped up
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(cores)
 
 
 TWINS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
@@ -88,7 +102,8 @@ def twins(problem: Any, count: int) -> list[Any]:
     return known[:count]
 
 
-def _visit(local: Local, down: Any, client: Any, i: int, work: Work) -> Result:
+def visit_one(local: Local, down: Any, client: Any, i: int, work: Work) -> Result:
+    """One visit of one client, vectors `[D]`; what comes of it has a row."""
     client = map_tensors(lambda t: t[0], client)
     try:
         up, client = local(down, client, work)

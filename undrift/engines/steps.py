@@ -10,16 +10,12 @@ from torch import Tensor
 
 from undrift.core import form_of
 from undrift.engines.closures import Held, rebound
-from undrift.engines.program import Layout, Pieces, compile_step
-from undrift.work import Work
+from undrift.engines.program import Layout, Pieces, compile_step, joined
+from undrift.work import Refused, Work
 
 T = TypeVar("T")
 Step: TypeAlias = Callable[..., Any]
 Minibatch: TypeAlias = Sequence[Tensor | None]  # what a problem's grad_of is given
-
-
-class Refused(Exception):
-    """Why something cannot be compiled."""
 
 
 def traceable(work: Work) -> Any:
@@ -39,7 +35,7 @@ def alike(work: Work, minibatch: Minibatch, lives: Any) -> tuple[Any, ...]:
     solver = work.solver
     return (
         lives is None, solver.momentum, solver.weight_decay, solver.clip, len(work.clients),
-        tuple(x is None or form_of(x) for x in minibatch),
+        torch.get_num_threads(), tuple(x is None or form_of(x) for x in minibatch),
     )  # fmt: skip
 
 
@@ -125,6 +121,27 @@ class Program:
         except _UsesMomentum:
             self.momentum = True
             self.call = compile_step(traced, self._with_momentum(carried), others, layout)
+        self._check(traced, self._with_momentum(carried), others)
+
+    def _check(
+        self,
+        step: Callable[..., Sequence[Tensor]],
+        carried: Sequence[Pieces],
+        others: Sequence[Pieces],
+    ) -> None:
+        """Compare a step of the program with the one that it was made of, once.
+
+        Kernels of torch, convolutions above all, may lay out their results otherwise than the compiler foresaw, which then
+        reads them in a wrong order.
+        """
+        before = [joined(pieces) for pieces in carried]
+        expected = step(before, [joined(pieces) for pieces in others])
+        found = [[_twin(p) for p in pieces] for pieces in carried]
+        self.call([p for pieces in (*found, *others) for p in pieces])
+        for old, new, pieces in zip(before, expected, found, strict=True):
+            allowed = 0.01 * (new - old).norm() + 1e3 * torch.finfo(new.dtype).eps * new.norm()
+            if allowed.isfinite() and not (joined(pieces) - new).norm() <= allowed:
+                raise Refused("its program computes something else, so torch compiles it wrongly")
 
     def _with_momentum(self, carried: Sequence[Pieces]) -> Sequence[Pieces]:
         return [*carried, [torch.zeros_like(p) for p in carried[0]]] if self.momentum else carried
@@ -141,6 +158,11 @@ class Program:
         for k, minibatch in enumerate(minibatches):
             given = [x for x in minibatch if x is not None]
             self.call([*always, *given, *(lives[k : k + 1] if lives else ())])
+
+
+def _twin(t: Tensor) -> Tensor:
+    """A copy that is laid out alike."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
 class _UsesMomentum(Exception):

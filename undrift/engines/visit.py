@@ -27,8 +27,8 @@ from undrift.engines.batched import Local
 from undrift.engines.closures import held, rebound
 from undrift.engines.nodes import aten, made, value_of
 from undrift.engines.program import Layout, Pieces, in_pieces, traced
-from undrift.engines.steps import Minibatch, Program, Refused, fixed_of, layout_of
-from undrift.work import Work
+from undrift.engines.steps import Minibatch, Program, fixed_of, layout_of
+from undrift.work import Refused, Work
 
 Columns: TypeAlias = tuple[tuple[str, Column], ...]  # the solver's numbers that differ by row
 

@@ -29,7 +29,7 @@ def visitor(plan: Plan, t: int) -> tuple[Engine, int]:
     One after another there is nothing to gain by computing more than is needed.
     """
     choice = plan.choice
-    at_once = choice.workers or 1 if choice.engine == "sequential" else choice.chunk
+    at_once = choice.workers or 1 if choice.alone else choice.chunk
     return engine_of(choice, t), at_once
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 WORD = (1 << 32) - 1
+SIGN = 1 << 31
 BITS = 24  # of the number that is compared with p
 
 
@@ -39,19 +40,33 @@ def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
 
     The hash (two rounds of multiply and shift in 32 bits, each with half of the seed) is plain arithmetic, so that it can be
     computed for several clients at once, each with its own seed.  It is an operator of its own because a compiler must
-    not look inside: TorchInductor bounds such products as if they were indices, and gets other units.
+    not look inside: TorchInductor bounds such products as if they were indices, and gets other units.  For it there is
+    `kept_compiled`.
     """
-    mixed = (
-        seed ^ (seed >> 32)
-    ) * 0x1E3779B97F4A7C15  # so that seeds that differ little differ in both halves
-    mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
-    low, high = (half.to(torch.int32).unsqueeze(-1) for half in (mixed & WORD, mixed >> 32))
+    low, high = (half.to(torch.int32).unsqueeze(-1) for half in _halves(seed))
     z = _counters(math.prod(shape), seed.device) ^ low
     z.bitwise_xor_(z.bitwise_right_shift(16).bitwise_and_(0xFFFF)).mul_(0x7FEB352D)
     z.bitwise_xor_(z.bitwise_right_shift(15).bitwise_and_(0x1FFFF)).bitwise_xor_(high)
     z.mul_(-0x7B935975)
     z.bitwise_xor_(z.bitwise_right_shift(16)).bitwise_and_((1 << BITS) - 1)
     return (z >= math.ceil(p * (1 << BITS))).view(*seed.shape, *shape)
+
+
+def kept_compiled(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
+    """The same for TorchInductor, in 64 bits, where no product leaves its range."""
+    low, high = ((half & WORD).unsqueeze(-1) for half in _halves(seed))
+    z = (torch.arange(1, math.prod(shape) + 1, device=seed.device) * -0x61C88647 & WORD) ^ low
+    z = (z ^ z >> 16) * 0x7FEB352D & WORD
+    z = (z ^ z >> 15 ^ high) * -0x7B935975 & WORD
+    z = (z ^ SIGN) - SIGN  # the last shift is that of a signed number
+    return ((z ^ z >> 16) & (1 << BITS) - 1 >= math.ceil(p * (1 << BITS))).view(*seed.shape, *shape)
+
+
+def _halves(seed: Tensor) -> tuple[Tensor, Tensor]:
+    """Two halves of a seed, mixed so that seeds that differ little differ in both."""
+    mixed = (seed ^ (seed >> 32)) * 0x1E3779B97F4A7C15
+    mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
+    return mixed & WORD, mixed >> 32
 
 
 @kept.register_fake

@@ -50,7 +50,10 @@ class FlatModel:
         """The model's output; `seed` chooses the units that dropout drops in training."""
         for layer in self.dropouts:
             layer.seed, layer.calls = seed, 0
-        return functional_call(self.template, self.parameters(y), (inputs,))
+        output = functional_call(self.template, self.parameters(y), (inputs,))
+        for layer in self.dropouts:
+            layer.seed = None  # which may exist inside a transformation only
+        return output
 
     def module(self, x: Tensor) -> nn.Module:
         """A copy of the user's module with these parameters."""

@@ -314,11 +314,18 @@ class ModelProblem:
         samples, shares, seeds, drawn = minibatch
         assert samples is not None
         X, Y = self._inputs(resident[0][samples], drawn), resident[1][samples]
-        if shares is None:
-            return self._gradients(y, X, Y, seeds)
+        loss: Callable[..., Tensor] = self._mean_loss
+        given: list[Any] = [X, Y, seeds]
+        if shares is not None:
+            loss, given = self._shared_loss, [*given, shares]
         self.flat.template.train()
-        each = (0, 0, 0, None if seeds is None else 0, 0)
-        return vmap(grad(self._shared_loss), in_dims=each)(y, X, Y, seeds, shares)
+        if len(y) > 1:
+            each = (0, *(None if x is None else 0 for x in given))
+            return vmap(grad(loss), in_dims=each)(y, *given)
+        # alone, without vmap, which would have it laid out otherwise
+        given = [None if x is None else x.squeeze(0) for x in given]
+        given[0] = self._laid_out(given[0])
+        return grad(loss)(y.view(-1), *given).view(1, -1)
 
     def _shared_loss(
         self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None, shares: Tensor
@@ -409,15 +416,18 @@ class ModelProblem:
     ) -> Tensor:
         """Of one client."""
         self.flat.template.train(training)
-        if X.dim() == 4 and self._convolves:
-            X = X.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
-        y = y.detach().requires_grad_()
+        X, y = self._laid_out(X), y.detach().requires_grad_()
         if seed is None or not self._hidden_randomness:
             with torch.enable_grad():
                 return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(int(seed))  # the same minibatch draws the same numbers
             return torch.autograd.grad(self._mean_loss(y, X, Y, seed), y)[0]
+
+    def _laid_out(self, X: Tensor) -> Tensor:
+        """A minibatch of one client, laid out as convolutions are fastest."""
+        last = X.dim() == 4 and self._convolves
+        return X.contiguous(memory_format=torch.channels_last) if last else X
 
     def _gradients(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None) -> Tensor:
         """Of several clients with minibatches of one size."""

@@ -141,9 +141,9 @@ def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
 
 
 def _crewed(engine: Any, workers: int) -> EngineSection:
-    if not isinstance(engine, EngineSection) or engine.name not in ("sequential", "ray"):
+    if not isinstance(engine, EngineSection) or not (engine.name == "ray" or engine.make().alone):
         raise InvalidInput(
-            "workers are for the engines 'sequential' and 'ray': leave --workers out"
+            "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"
         )
     shards = engine.shards
     if shards is not None and workers > shards:
