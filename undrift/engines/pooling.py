@@ -76,8 +76,8 @@ def _rewrite(graph: Graph, pool: Node) -> None:
         ]
         largest = reduce(partial(made, graph, aten.maximum.default), slices)
         pooled = made(graph, aten.relu.default, largest) if masked else largest
+        pooled, winner = _together(graph, pooled, _winner(graph, slices, largest))
         out = made(graph, aten.permute.default, pooled, [0, 3, 1, 2])
-        winner = written(graph, _winner(graph, slices, largest))
     for values in _results(pool, 0):
         values.replace_all_uses_with(out)
     for back in _backs(pool):
@@ -85,7 +85,7 @@ def _rewrite(graph: Graph, pool: Node) -> None:
             g = made(graph, aten.permute.default, back.args[0], [0, 2, 3, 1])
             none = number(graph, 0, g)
             if masked:
-                g = made(graph, aten.where.self, made(graph, aten.le.Scalar, largest, 0), none, g)
+                g = made(graph, aten.where.self, made(graph, aten.le.Scalar, pooled, 0), none, g)
             g = written(graph, g)
             total = made(graph, aten.sum.dim_IntList, g, [0, 1, 2])
             gradient = _spread(graph, g, winner, high, wide, value_of(x).shape[2:])
@@ -103,6 +103,13 @@ def _give_sum(gradient: Node, total: Node) -> None:
             for result in _results(user, 2):
                 result.replace_all_uses_with(total)
             user.args = (*others, [of_input, of_weight, False])
+
+
+def _together(graph: Graph, *values: Node) -> list[Node]:
+    """Values of one shape, written down in one go, so that what they are made of is read once."""
+    apart = [made(graph, aten.unsqueeze.default, each, 0) for each in values]
+    whole = written(graph, made(graph, aten.cat.default, apart))
+    return [made(graph, aten.select.int, whole, 0, j) for j in range(len(values))]
 
 
 def _winner(graph: Graph, slices: Sequence[Node], largest: Node) -> Node:
