@@ -227,7 +227,15 @@ def test_dropout_is_compiled_and_drops_the_same_units(refusals: Any) -> None:
     settings: dict[str, Any] = {
         "rounds": 3, "participation": ud.Uniform(4), "local": ud.Local(epochs=1, batch=4, lr=0.1)
     }  # fmt: skip
-    # two gradients on one minibatch, some of them short
+    ours = path(ud.FedAvg(), ragged(model=net), engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), ragged(model=net), **settings)) < 1e-9
+    assert refusals() == []
+
+
+def test_two_gradients_on_a_minibatch_drop_the_same_units(interpreted: None, refusals: Any) -> None:
+    net = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.3), nn.ReLU(), nn.Linear(40, 3)).double()
+    local = ud.Local(epochs=1, batch=4, lr=0.1)  # some of them short
+    settings: dict[str, Any] = {"rounds": 3, "participation": ud.Uniform(4), "local": local}
     ours = path(ud.FedAvg_M_VR(0.3), ragged(model=net), engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg_M_VR(0.3), ragged(model=net), **settings)) < 1e-9
     assert refusals() == []

@@ -268,6 +268,27 @@ def test_a_worker_lost_between_rounds_is_noticed_when_states_are_asked_for(
     assert gap(more[0], expected[0][2:]) < 1e-9 and gap(more[2], expected[2]) < 1e-9
 
 
+def test_a_worker_lost_before_it_began_is_replaced(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one is that was started on a node about to be gone."""
+    start, lost = crews.started, []
+
+    def first_one_lost(cpu: bool = True) -> Any:
+        actor = start(cpu)
+        if not lost:
+            ray.get(actor.where.remote())
+            ray.kill(actor)
+            lost.append(actor)
+        return actor
+
+    monkeypatch.setattr(crews, "started", first_one_lost)
+    ours = trace(ud.rounds(Twice(), world(), engine=on(1, 1), **SETTINGS))
+    expected = trace(ud.rounds(Twice(), world(), engine="batched", **SETTINGS))
+    assert gap(ours[0], expected[0]) < 1e-9 and gap(ours[2], expected[2]) < 1e-9
+    assert caplog.text.count("worker 0 on an unknown node was lost") == 1
+
+
 def test_workers_that_die_again_and_again_end_the_run(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,7 +89,7 @@ Engine = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    Option("--workers", help="sequential, ray: on so many cores", rich_help_panel=WORK),
+    Option("--workers", help="Clients side by side, on so many cores", rich_help_panel=WORK),
 ]
 Target = Annotated[
     float | None,

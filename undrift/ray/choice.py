@@ -47,6 +47,8 @@ def on_ray(
         return replace(asked, workers=workers, shards=shards)
     chunk = chunk or (asked.chunk if asked.chunk > 1 else None)
     inner = in_process(problem, rounds, participation, local, chunk=chunk)
-    if inner.engine == "compiled" and chunk is None:  # chunks are filled up: they should be full
+    if (
+        inner.engine == "compiled" and not inner.alone and chunk is None
+    ):  # chunks are filled up: they should be full
         inner = replace(inner, chunk=-(-cohort_of(problem, participation) // shards))
     return Choice("ray", inner.chunk, workers, inner.since, shards, inner.engine)

@@ -49,10 +49,10 @@ class Crew:
         try:
             self._await_all()
             for hand in self.hands:
-                self._begin(hand)
-        except LOST as error:
-            self._dismiss()
-            raise InvalidInput(f"a worker could not be started: {reason_of(error)}") from error
+                try:
+                    self._begin(hand)
+                except LOST as error:  # perhaps with its node
+                    self._replace(hand, error)
         except BaseException:
             self._dismiss()
             raise

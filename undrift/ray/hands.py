@@ -36,7 +36,7 @@ class Hand:
     shards: range
     actor: Any
     node: str = ""
-    host: str = ""
+    host: str = "an unknown node"
     held: Sent | None = None  # a visit whose states are not written yet
     journal: list[Sent] = field(default_factory=list)  # visits that the copy of states lacks
     settled: int = 0  # so many of them are of rounds that are over
