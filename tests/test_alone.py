@@ -19,9 +19,11 @@ from tests.test_engines import TracedWorld, interpreted, local_of, needs_compile
 from undrift.algorithms.fedavg import Up
 from undrift.engines import choice as choices
 from undrift.engines.choice import Choice, choose
+from undrift.engines.compiled import compiler_of
 from undrift.engines.pooling import BACKWARD, POOL
 from undrift.engines.program import traced
 from undrift.problems.dropout import kept, kept_compiled
+from undrift.work import Refused
 
 __all__ = ["interpreted", "refusals"]  # fixtures
 
@@ -111,6 +113,7 @@ def test_pooling_by_windows_has_the_same_bits(
         assert torch.equal(ours, theirs)
 
 
+@settings(deadline=None)
 @given(
     seeds=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3),
     units=st.integers(1, 2000),
@@ -205,6 +208,76 @@ def test_errors_name_the_client(interpreted: None) -> None:
         ud.run(broken, images(nn.ReLU()), rounds=1, engine=Choice("compiled", workers=2))
 
 
+class Counting(PlainFedAvg):
+    """Carries a whole number through its steps."""
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        def step(y: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+            return y - work.lr * work.grad(y) / (count + 1), count + 1
+
+        start = torch.zeros_like(work.K, dtype=torch.int64)
+        return Up(down.x - work.loop(step, down.x, start)[0]), None
+
+
+def test_whole_numbers_are_carried(interpreted: None, refusals: Any) -> None:
+    problem, counting = images(nn.ReLU()), Counting()
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
+    ours = path(counting, problem, engine=Choice("compiled", workers=2), **settings)
+    assert gap(ours, path(counting, problem, engine="sequential", **settings)) < 1e-9
+    assert refusals() == []
+
+
+class Frozen(nn.Module):
+    """Has a layer that is not trained, and a branch that cannot be batched if asked for."""
+
+    def __init__(self, branches: bool = False) -> None:
+        super().__init__()
+        self.branches, self.drop = branches, nn.Dropout(0.2)
+        self.fixed = nn.Conv2d(4, 4, 1).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.fixed(self.drop(x))
+        return 2 * out if self.branches and float(out.detach().sum()) > 0 else out
+
+
+@needs_compiler
+def test_what_is_not_trained_is_a_part_of_the_program(refusals: Any) -> None:
+    problem = images(Frozen(), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    mean = torch.tensor(0.5, dtype=torch.float64)
+    problem.prepare = lambda x: (x - mean) / 2
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=2, lr=0.1)}
+    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
+    assert refusals() == []
+
+
+def test_a_model_that_cannot_be_batched_has_twins() -> None:
+    problem = images(Frozen(branches=True))
+    assert problem.not_batched
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=2, lr=0.1)}
+    one, two = (path(ud.FedAvg(), problem, workers=n, **settings) for n in (1, 2))
+    assert (one == two).all()
+
+
+def test_refusals_keep_nothing(interpreted: None) -> None:
+    """What is refused is refused again and again, and must not hold on to the visits it was asked for in."""
+    problem = images(nn.ReLU())
+    compiler = compiler_of(problem)
+    compiler.programs[key := "some step"] = Refused("a reason")
+
+    class Always(dict[Any, Any]):
+        def __contains__(self, _: Any) -> bool:
+            return True
+
+        def __getitem__(self, _: Any) -> Any:
+            return super().__getitem__(key)
+
+    compiler.programs = Always(compiler.programs)
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=2, lr=0.1)}
+    ud.run(ud.FedNova(), problem, engine=Choice("compiled", workers=2), **settings)
+    assert compiler.programs[key].__traceback__ is None
+
+
 # choices
 
 
@@ -224,6 +297,7 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == Choice("compiled", 3)
     own = choose(problem, rounds=1, engine="compiled", workers=3, **usual)
     assert own == Choice("compiled", workers=3)
+    assert choose(problem, rounds=10_000, workers=3, **usual) == Choice("compiled", 1, 3, since=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert choose(problem, rounds=10_000, **usual) == Choice("compiled", since=2)
 

@@ -217,9 +217,9 @@ def rounds(
 
     participation   who takes part, all clients by default      local   how they work, one epoch by default
     engine          "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the Choice of an earlier run
+                    "events": in virtual time, see docs/asynchrony.md; "auto" means it if population or server is given
     chunk           how many clients are computed at once
     workers         how many are computed side by side, a core each, by engines that take them one by one; on Ray, processes
-                    "events": in virtual time, see docs/asynchrony.md; "auto" means it if one of these is given:
     population      what clients are like as machines           server  when it makes its next step
     x0              where to start, the problem's own by default
     rounds          how many in all, those before `start` included

@@ -164,12 +164,12 @@ def in_process(
         apart = _not_shared(problem)
         if workers is not None and apart:
             raise InvalidInput(f"workers cannot compute this problem side by side: {apart}")
-        if engine == "sequential" or workers is not None:
-            return Choice(name, workers=workers)
-        if not apart and torch.get_num_threads() > 1:
+        if engine != "sequential" and workers is None and not apart and torch.get_num_threads() > 1:
             workers = torch.get_num_threads()
         choice = Choice(name, workers=workers)
         compiled = Choice("compiled", workers=workers, since=2)
+        if suits != "sequential":  # asked for
+            return choice
     else:
         chunk = chunk or min(most, together or cohort_of(problem, participation))
         choice, compiled = Choice(name, chunk), Choice("compiled", chunk, since=2)

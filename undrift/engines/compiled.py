@@ -36,6 +36,10 @@ from undrift.work import Carried, Refused, Work, in_turn
 
 log = logging.getLogger("undrift")
 
+MAKING = (
+    Lock()
+)  # one program at a time, whoever needs it: torch's settings meanwhile are those of the process
+
 
 @dataclass(frozen=True)
 class Added:
@@ -83,8 +87,8 @@ def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
         compiler, weight_of = compiler_of(original), _weights(clients, weights)
 
         def visit(i: int, client: Any, problem: Any) -> Result:
-            work, alone = lend([i], False), lend([i], True)
-            work.problem = alone.problem = problem
+            work = lend([i], False)
+            work.problem = problem
             whole = compiler.added(local, down, client, work, [i], weight_of)
             if whole is not None:
                 return whole
@@ -92,7 +96,9 @@ def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
                 return visited(local, same(down)([i]), client, work, [i], compiler.strictly)
             except Refused as why:
                 compiler.note(why)
-                return visit_one(local, down, client, i, alone)
+                work = lend([i], True)
+                work.problem = problem
+                return visit_one(local, down, client, i, work)
 
         if workers is None:
             yield from (visit(i, states.gather([i]), original) for i in clients)
@@ -118,7 +124,6 @@ class Compiler:
         self.visits: dict[Any, Visit | Refused] = {}  # by all of a visit, or by the method if never
         self.kept: list[Any] = []  # what keys know by identity must not be replaced by others
         self.refusals: set[str] = set()
-        self.making = Lock()  # one program at a time, whoever needs it
 
     def run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
         """Make the steps with a compiled program; in turn, after one line of notice, if there can be none."""
@@ -167,8 +172,8 @@ class Compiler:
         minibatches = problem.inputs(work._drawn(steps), max(steps), work.solver.batch)
         lives = lives_of(work, steps)
         key = (given.key, *alike(given.work, minibatches[0], lives))
-        with self.making:
-            if key not in self.visits:
+        with MAKING:
+            if key not in self.visits and given.inside.key not in self.visits:
                 self.kept.append(local)
                 made = tried(lambda: Visit(given, minibatches[0], lives))
                 self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
@@ -183,7 +188,7 @@ class Compiler:
         key = (inside.key, tuple(map(form_of, start)), *alike(work, minibatches[0], lives))
         carried = [layout.copied(t) for t in start]
         fixed = [layout.apart(t) for t in (*inside.tensors, *fixed_of(work, inside.numbers))]
-        with self.making:
+        with MAKING:
             if key not in self.programs:
                 self.kept.append(step)
                 self.programs[key] = tried(
@@ -191,7 +196,9 @@ class Compiler:
                 )
         program = self.programs[key]
         if isinstance(program, Refused):
-            raise program
+            raise Refused(
+                *program.args
+            )  # anew: one that is kept would keep all that it was raised in
         program(carried, fixed, minibatches, lives)
         return tuple(map(joined, carried))
 

@@ -20,6 +20,7 @@ from torch.fx import Graph, Node
 from undrift.engines.nodes import aten, made, number, numbers, value_of, written
 
 POOL, BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+LARGEST = 64  # pixels of a window: each is an operation of the program
 CONVOLUTION = aten.convolution_backward.default
 
 
@@ -35,12 +36,15 @@ def pool_by_windows(graph: Graph) -> bool:
 
 
 def _has_windows(pool: Node) -> bool:
-    """Whether windows do not overlap, images lie channels last, and only gradients ask where the maxima were."""
+    """Whether windows are small and do not overlap, images lie channels last, and only gradients ask where maxima were."""
     x, kernel, stride, padding, dilation, ceil = _settings(pool)
     value = value_of(x)
-    apart = kernel == stride != [1, 1] and padding == [0, 0] and dilation == [1, 1] and not ceil
+    small = 1 < kernel[0] * kernel[1] <= LARGEST
+    apart = kernel == stride and padding == [0, 0] and dilation == [1, 1] and not ceil
     channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-    return apart and channels_last and all(user.target is BACKWARD for user in _backs(pool))
+    return (
+        small and apart and channels_last and all(user.target is BACKWARD for user in _backs(pool))
+    )
 
 
 def _settings(pool: Node) -> tuple[Any, list[int], list[int], list[int], list[int], bool]:

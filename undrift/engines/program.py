@@ -133,7 +133,8 @@ def traced(
         begins = [0, *ends[:-1]]
         return function(*[joined(pieces[a:b]) for a, b in zip(begins, ends, strict=True)])
 
-    with FakeTensorMode() as mode:
+    # what a model holds besides its parameters, such as frozen layers, is a part of the program
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         # each anew: a tensor that is given twice now may be two tensors the next time
         arguments = [
             torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device)

@@ -53,7 +53,7 @@ def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
 
 
 def kept_compiled(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
-    """The same for TorchInductor, in 64 bits, where no product leaves its range."""
+    """The same for TorchInductor, in 64 bits, where no product of counters leaves its range."""
     low, high = ((half & WORD).unsqueeze(-1) for half in _halves(seed))
     z = (torch.arange(1, math.prod(shape) + 1, device=seed.device) * -0x61C88647 & WORD) ^ low
     z = (z ^ z >> 16) * 0x7FEB352D & WORD

@@ -50,10 +50,11 @@ class FlatModel:
         """The model's output; `seed` chooses the units that dropout drops in training."""
         for layer in self.dropouts:
             layer.seed, layer.calls = seed, 0
-        output = functional_call(self.template, self.parameters(y), (inputs,))
-        for layer in self.dropouts:
-            layer.seed = None  # which may exist inside a transformation only
-        return output
+        try:
+            return functional_call(self.template, self.parameters(y), (inputs,))
+        finally:
+            for layer in self.dropouts:
+                layer.seed = None  # which may exist inside a transformation only
 
     def module(self, x: Tensor) -> nn.Module:
         """A copy of the user's module with these parameters."""
