@@ -15,7 +15,7 @@ from tests.federation import PlainFedAvg, gap, path
 from tests.oracles.world import make_world
 from tests.table import ROWS, Row
 from tests.test_conformance import made
-from tests.test_engines import TracedWorld, interpreted, local_of, needs_compiler, refusals
+from tests.test_engines import Careful, TracedWorld, interpreted, local_of, needs_compiler, refusals
 from undrift.algorithms.fedavg import Up
 from undrift.engines import choice as choices
 from undrift.engines.choice import Choice, choose
@@ -171,14 +171,6 @@ def test_rounds_before_the_first_compiled_one_are_sequential(interpreted: None) 
 
 
 def test_what_is_refused_is_computed_as_the_sequential_engine_does(refusals: Any) -> None:
-    class Careful(PlainFedAvg):
-        def local(self, down: Any, client: Any, work: Any) -> Any:
-            def step(y: Any) -> Any:
-                g = work.grad(y)
-                return y - work.lr * (g if float(g.norm()) < 1e9 else 0 * g)
-
-            return Up(down.x - work.loop(step, down.x)), None
-
     careful: Any = Careful()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     problem = images(*NETS["pool"])

@@ -445,15 +445,18 @@ def test_a_model_with_branches_runs_one_by_one(refusals: Any) -> None:
     assert choose(problem, rounds=10**9, **settings).engine == "sequential"
 
 
+class Careful(PlainFedAvg):
+    """Its step has a branch on a value."""
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        def step(y: Any) -> Any:
+            g = work.grad(y)
+            return y - work.lr * (g if float(g.norm()) < 1e9 else 0 * g)
+
+        return Up(down.x - work.loop(step, down.x)), None
+
+
 def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:
-    class Careful(PlainFedAvg):
-        def local(self, down: Any, client: Any, work: Any) -> Any:
-            def step(y: Any) -> Any:
-                g = work.grad(y)
-                return y - work.lr * (g if float(g.norm()) < 1e9 else 0 * g)
-
-            return Up(down.x - work.loop(step, down.x)), None
-
     careful: Any = Careful()
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     ours = path(careful, ragged(), engine="compiled", **settings)
