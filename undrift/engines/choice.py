@@ -118,8 +118,8 @@ def choose(
     """The engine that suits a run: as asked for, or by what the model is and how long a step takes.
 
     Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
-    chunks.  All but recurrent layers are compiled if the run is long enough to repay it.  `together`: how many there are to compute at once, a cohort
-    if None.  The choice is logged at INFO.
+    chunks.  All but recurrent layers are compiled if the run is long enough to repay it.  `together`: how many there are to
+    compute at once, a cohort if None.  The choice is logged at INFO.
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
@@ -168,7 +168,7 @@ def in_process(
             workers = torch.get_num_threads()
         choice = Choice(name, workers=workers)
         compiled = Choice("compiled", workers=workers, since=2)
-        if suits != "sequential":  # asked for
+        if suits != "sequential":  # one by one by request: what auto would compile are chunks
             return choice
     else:
         chunk = chunk or min(most, together or cohort_of(problem, participation))

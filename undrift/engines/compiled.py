@@ -36,9 +36,8 @@ from undrift.work import Carried, Refused, Work, in_turn
 
 log = logging.getLogger("undrift")
 
-MAKING = (
-    Lock()
-)  # one program at a time, whoever needs it: torch's settings meanwhile are those of the process
+# one program at a time, whoever needs it: torch's settings meanwhile are those of the process
+MAKING = Lock()
 
 
 @dataclass(frozen=True)
