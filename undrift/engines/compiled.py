@@ -175,6 +175,8 @@ class Compiler:
             if key not in self.visits and given.inside.key not in self.visits:
                 self.kept.append(local)
                 made = tried(lambda: Visit(given, minibatches[0], lives))
+                if isinstance(made, Refused):
+                    log.info("visits are not compiled whole, only their steps: %s", made)
                 self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
         visit = self.visits.get(key)
         return visit(given, minibatches, lives) if isinstance(visit, Visit) else None

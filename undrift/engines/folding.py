@@ -6,6 +6,8 @@ to what is there at no cost; the factor before it is taken to the thin side.
 
 Gradients at two points on the same minibatch have the samples as a common matrix in the first layer: a A X + b A' X is one
 product, (a A + b A') X.  A gradient that enters several vectors, each as a summand, is added to each.
+
+Where y is moved by other vectors, too, such as control variates, these are added on the way to the product (summing.py).
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,8 @@ from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
-from undrift.engines.nodes import VIEWS, aten, copied, made, reshaped, root_of, value_of
+from undrift.engines.nodes import VIEWS, aten, copied, made, number, reshaped, root_of, value_of
+from undrift.engines.summing import MOST_BYTES, functions, summed_, weighted
 
 Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
 
@@ -87,15 +90,83 @@ def _is_sum(user: Node, node: Node, rows: int) -> bool:
     return product and len(others) == 1 and _is_factor(others[0], rows)
 
 
-def write(graph: Graph, old: Node, new: InPlace) -> None:
+def write(graph: Graph, old: Node, new: InPlace, written: Sequence[Node]) -> None:
     """Let the graph make a value in the place of `old`, after all that reads it."""
-    if new.first is None:
+    pairs = new.pairs
+    vectors = _linear(graph, new.first, len(value_of(old))) if new.first is not None else None
+    if vectors is not None and _is_summed(old, vectors, pairs[0], written):
+        f = _row(graph, [vectors.pop(old)], old)
+        v = made(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
+        graph.call_function(summed_, (old, v, f, *pairs[0]))
+        pairs = pairs[1:]
+    elif new.first is None:
         graph.call_function(aten.fill_.Scalar, (old, 0))
     elif new.first is not old:
         graph.call_function(aten.copy_.default, (old, new.first))
-    for a, b in new.pairs:
+    for a, b in pairs:
         whole = graph.call_function(aten.view.default, (old, new.shape))
         graph.call_function(aten.baddbmm_.default, (whole, a, b))
+
+
+def _is_summed(
+    old: Node, vectors: dict[Node, Factor], pair: tuple[Node, Node], written: Sequence[Node]
+) -> bool:
+    """Whether a value becomes a sum of itself and other vectors that are added on the way to its product."""
+    value, others = value_of(old), [each for each in vectors if each is not old]
+    return (
+        old in vectors
+        and len(others) > 0
+        and value.device.type == "cpu"
+        and all(_is_like(each, old) and root_of(each) not in written for each in others)
+        and value_of(pair[1])[0].nbytes <= MOST_BYTES
+        and value.dtype in functions()
+    )
+
+
+def _is_like(vector: Node, old: Node) -> bool:
+    """Whether the program is given it, in rows like those of `old`."""
+    value, like = value_of(vector), value_of(old)
+    return (
+        root_of(vector).op == "placeholder"
+        and (value.shape, value.dtype) == (like.shape, like.dtype)
+        and value.stride(1) == 1
+    )
+
+
+def _linear(graph: Graph, node: Any, rows: int) -> dict[Node, Factor] | None:
+    """A sum of vectors that a program is given, with the number before each; None if it is none."""
+    if not isinstance(node, Node):
+        return None
+    if root_of(node).op == "placeholder":
+        return {node: 1.0}
+    if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
+        a, b = (_linear(graph, each, rows) for each in node.args)
+        if a is None or b is None:
+            return None
+        sign = -1.0 if node.target is aten.sub.Tensor else 1.0
+        for each, factor in b.items():
+            factor = _times(graph, factor, sign)
+            a[each] = _plus(graph, a[each], factor) if each in a else factor
+        return a
+    if node.target is aten.neg.default:
+        node, factor = node.args[0], -1.0
+    elif node.target in (aten.mul.Tensor, aten.mul.Scalar):
+        pairs = (node.args, node.args[::-1])
+        node, factor = next((pair for pair in pairs if _is_factor(pair[1], rows)), (None, None))
+    else:
+        return None
+    found = _linear(graph, node, rows)
+    return found and {each: _times(graph, f, factor) for each, f in found.items()}
+
+
+def _row(graph: Graph, factors: Sequence[Factor], like: Node) -> Node:
+    """Numbers side by side, of the same kind as a vector: a row, or as many as there are of them."""
+    nodes = [f if isinstance(f, Node) else number(graph, f, like) for f in factors]
+    rows = max(len(value_of(node)) if value_of(node).dim() else 1 for node in nodes)
+    wide = [made(graph, aten.expand.default, node, [rows, 1]) for node in nodes]
+    dtype = value_of(like).dtype
+    alike = [made(graph, aten._to_copy.default, node, dtype=dtype) for node in wide]
+    return made(graph, aten.cat.default, alike, 1)
 
 
 def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
@@ -150,6 +221,12 @@ def _times(graph: Graph, a: Factor, b: Factor) -> Factor:
     if isinstance(a, Node) or isinstance(b, Node):
         return made(graph, aten.mul.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
     return a * b
+
+
+def _plus(graph: Graph, a: Factor, b: Factor) -> Factor:
+    if isinstance(a, Node) or isinstance(b, Node):
+        return made(graph, aten.add.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
+    return a + b
 
 
 def _is_factor(value: Any, rows: int) -> bool:

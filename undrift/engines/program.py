@@ -5,7 +5,7 @@ and every other float, the minibatch.  Nothing of it is guarded or looked up aga
 another beta runs the same code.  Vectors are cut where the model's parameters begin and end (`cut`), so that a layer's
 gradient goes from the matrix product into the update without a copy; new values are written over old ones.  Products with
 samples that several runs share are made one (sharing.py), small ones are written as loops, and updates are folded into the
-others (folding.py).
+others (folding.py), together with sums of vectors that stay the same during all steps (summing.py, hoisting.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,11 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 from undrift.engines.folding import apart_from, in_place, summands_of, write
+from undrift.engines.hoisting import taken_out
 from undrift.engines.nodes import aten, made, reshaped, value_of
 from undrift.engines.pooling import BACKWARD, POOL, pool_by_windows
 from undrift.engines.sharing import share, share_models
+from undrift.engines.summing import summed_
 from undrift.problems.dropout import kept_compiled
 
 LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added to pieces in place
@@ -72,22 +74,43 @@ def joined(pieces: Sequence[Tensor]) -> Tensor:
 def compile_step(
     step: Callable[..., Sequence[Tensor]],
     carried: Sequence[Pieces],
+    steady: Sequence[Pieces],
     others: Sequence[Pieces],
     layout: Layout,
-) -> Callable[[list[Tensor]], Any]:
-    """A program that takes [*pieces of carried, *pieces of others] and overwrites carried with `step(carried, others)`.
+) -> "Compiled":
+    """A program that overwrites carried with `step(carried, [*steady, *others])`, where steady is the same in all steps.
 
     It is made for values that are laid out as these are.
     """
     graph, arguments, mode = traced(
-        lambda *whole: step(whole[: len(carried)], whole[len(carried) :]), [*carried, *others]
+        lambda *whole: step(whole[: len(carried)], whole[len(carried) :]),
+        [*carried, *steady, *others],
     )
     _in_batches(graph.graph)
     share(graph.graph)
     if arguments[0].device.type == "cpu":
         _small_products(graph.graph)
-    _write_back(graph, layout, [len(pieces) for pieces in carried])
-    return built(graph, arguments, mode)
+    counts = [len(pieces) for pieces in carried]
+    _write_back(graph, layout, counts)
+    first, last = sum(counts), sum(counts) + sum(map(len, steady))
+    ready, more = taken_out(graph, graph.graph.find_nodes(op="placeholder")[first:last])
+    return Compiled(ready, built(graph, [*arguments, *more], mode))
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled step, and what makes ready, once for all steps, what stays the same in them."""
+
+    _ready: GraphModule
+    _step: Callable[[list[Tensor]], Any]
+
+    def ready(self, steady: list[Tensor]) -> list[Tensor]:
+        """What the step takes after all else."""
+        return self._ready(*steady)
+
+    def __call__(self, pieces: list[Tensor]) -> None:
+        """Overwrite the first of [*carried, *steady, *others, *ready]."""
+        self._step(pieces)
 
 
 def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[list[Tensor]], Any]:
@@ -98,9 +121,10 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
     from torch._inductor.lowering import lowerings, make_fallback
     from torch._inductor.virtualized import V
 
-    if aten.baddbmm_.default not in lowerings:
+    for operator in (aten.baddbmm_.default, summed_):
         # torch does the same by itself, but raises where the environment has a variable CI, as on build servers
-        make_fallback(aten.baddbmm_.default, warn=False)
+        if operator not in lowerings:
+            make_fallback(operator, warn=False)
     settings = config.patch(
         compile_threads=1,  # a pool of compilers would outlive the run
         assert_indirect_indexing=False,  # indices are ours, and right
@@ -199,7 +223,7 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         ways = [in_place(graph, n, old, summands, inputs) for old, n in pairs]
         for old, n, way in zip(inputs, new, ways, strict=True):
             if way is not None:
-                write(graph, old, way)
+                write(graph, old, way, inputs)
             elif n is not old:
                 graph.call_function(aten.copy_.default, (old, n))
     graph.set_codegen(CodeGen())

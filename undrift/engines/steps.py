@@ -91,7 +91,7 @@ class Program:
         layout = layout_of(problem)
         self.momentum = False
         present = [x for x in minibatch if x is not None]
-        others = [*fixed, *([x] for x in present), *([x] for x in (lives or ())[:1])]
+        others = [[x] for x in (*present, *(lives or ())[:1])]
 
         def traced(now: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
             it = iter(given)
@@ -117,16 +117,18 @@ class Program:
             return [torch.where(alive, a, b) for a, b in zip(new, now, strict=True)]
 
         try:
-            self.call = compile_step(traced, carried, others, layout)
+            self.call = compile_step(traced, carried, fixed, others, layout)
         except _UsesMomentum:
             self.momentum = True
-            self.call = compile_step(traced, self._with_momentum(carried), others, layout)
-        self._check(traced, self._with_momentum(carried), others)
+            carried = self._with_momentum(carried)
+            self.call = compile_step(traced, carried, fixed, others, layout)
+        self._check(traced, carried, fixed, others)
 
     def _check(
         self,
         step: Callable[..., Sequence[Tensor]],
         carried: Sequence[Pieces],
+        fixed: Sequence[Pieces],
         others: Sequence[Pieces],
     ) -> None:
         """Compare a step of the program with the one that it was made of, once.
@@ -134,9 +136,10 @@ class Program:
         Kernels of torch, convolutions above all, may lay out their results otherwise than the compiler foresaw, which then
         reads them in a wrong order.
         """
-        new = step([joined(pieces) for pieces in carried], [joined(pieces) for pieces in others])
+        new = step(list(map(joined, carried)), list(map(joined, (*fixed, *others))))
         found = [[_twin(p) for p in pieces] for pieces in carried]
-        self.call([p for pieces in (*found, *others) for p in pieces])
+        always = _flat(fixed)
+        self.call([*_flat(found), *always, *_flat(others), *self.call.ready(always)])
         for before, whole, after in zip(carried, new, found, strict=True):
             expected = (
                 whole.split([p.shape[-1] for p in before], -1) if len(before) > 1 else [whole]
@@ -155,10 +158,15 @@ class Program:
         lives: list[Tensor] | None,
     ) -> None:
         """Make all steps, writing over what is carried."""
-        always = [p for pieces in (*self._with_momentum(carried), *fixed) for p in pieces]
+        now, always = _flat(self._with_momentum(carried)), _flat(fixed)
+        ready = self.call.ready(always)
         for k, minibatch in enumerate(minibatches):
             given = [x for x in minibatch if x is not None]
-            self.call([*always, *given, *(lives[k : k + 1] if lives else ())])
+            self.call([*now, *always, *given, *(lives[k : k + 1] if lives else ()), *ready])
+
+
+def _flat(values: Sequence[Pieces]) -> list[Tensor]:
+    return [p for pieces in values for p in pieces]
 
 
 def _twin(t: Tensor) -> Tensor:

@@ -159,9 +159,8 @@ class Visit:
             self.step, self.inside = lent.step, lent.inside
             if not fits(self.up, self.client, len(work.clients), work.problem.x0):
                 raise NotCut("its answers are not vectors")
-            sent, kept, ones = tensors(self.up), tensors(self.client), torch.ones_like(weights)
-            sums = [*(_added(t, weights) for t in sent), *(_added(t, ones) for t in kept)]
-            return [*sums, *kept]
+            sums = [_added(t, weights) for t in tensors(self.up)]
+            return [*sums, *tensors(self.client)]
 
         start = given.pieces(self.layout)
         module, _, mode = traced(visit, start)
@@ -184,7 +183,10 @@ class Visit:
         self.program(carried, [*inside, *self._fixed(given.work)], minibatches, lives)
         totals, *found = self.after([p for pieces in (*start, *carried) for p in pieces])
         it = iter(found)
-        return rebuild(self.up, it), rebuild(self.client, it), totals
+        up, client = rebuild(self.up, it), rebuild(self.client, it)
+        for kept in tensors(client):  # read again rather than computed again, which takes longer
+            totals = totals + kept.sum(1).view(*given.weights.shape, -1).sum(1).flatten()
+        return up, client, totals
 
     def _begun(self, start: list[Pieces]) -> tuple[list[Pieces], list[Pieces]]:
         """Where the loop starts, and the tensors in its step."""
@@ -251,7 +253,7 @@ def _is_fresh(node: Node) -> bool:
 def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
     """From what is given, and pieces of what the loop has led to, to what is sent and kept.
 
-    Before these comes a number for each run, which is finite only if all of it is: it is made of sums over clients.
+    Before these comes a number for each run, which is finite only if all that is sent is.
     """
     graph, mark = module.graph, _mark(module.graph)
     start: Any = mark.args[0]
@@ -263,14 +265,11 @@ def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
         counts = _counts(layout, values)
         pieces = iter(in_pieces(module, layout, values, counts))
         apart = [list(islice(pieces, count)) for count in counts]
-        kept = (len(values) - sent) // 2
         numbers = [
-            made(graph, aten.sum.dim_IntList, piece, [1])
-            for some in apart[: sent + kept]
-            for piece in some
+            made(graph, aten.sum.dim_IntList, piece, [1]) for some in apart[:sent] for piece in some
         ]
         total = reduce(partial(made, graph, aten.add.Tensor), numbers)
-        found = [_joined(graph, some) for some in (*apart[:sent], *apart[sent + kept :])]
+        found = [_joined(graph, some) for some in apart]
     _return(module, [total, *found])
     return module
 
