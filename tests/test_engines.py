@@ -21,9 +21,7 @@ from undrift.algorithms.fedavg import Up
 from undrift.engines import choice as choices
 from undrift.engines import program
 from undrift.engines.choice import Choice, choose, compiler
-from undrift.engines.compiled import COMPILERS, compiler_of
-from undrift.engines.steps import Refused
-from undrift.engines.visit import Visit
+from undrift.engines.compiled import COMPILERS
 
 compiled = import_module("undrift.engines.compiled")  # whose name in the package is the engine's
 
@@ -345,38 +343,6 @@ def test_ragged_minibatches_do_not_change_how_others_are_computed(interpreted: N
     half = ud.run(ud.FedAvg(), problem, rounds=2, **settings)
     COMPILERS.clear()  # as in another process
     assert torch.equal(ud.run(ud.FedAvg(), problem, rounds=3, start=half, **settings).x, whole.x)
-
-
-# whole visits
-
-NOT_CUT = ("fednova", "fednova-vr", "mimelite")
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_visits_are_compiled_whole(row: Row, interpreted: None) -> None:
-    """All but those that compute something beside their loop, and first contacts."""
-    problem = ragged()
-    settings: dict[str, Any] = {"rounds": 2, "local": local_of(row, batch=4)}
-    path(made(row), problem, engine="compiled", **settings)
-    visits = compiler_of(problem).visits.values()
-    whole = row.name not in NOT_CUT and "option=1" not in str(row)
-    assert any(isinstance(visit, Visit) for visit in visits) == whole
-    assert whole or any(isinstance(visit, Refused) for visit in visits)
-
-
-@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(), ud.FedHBM()], ids=repr)
-def test_who_diverges_in_a_compiled_visit_is_left_out(algorithm: Any, interpreted: None) -> None:
-    problem = ragged()
-    problem.X[problem.samples(2)] *= 1e200  # whose second step is beyond all numbers
-    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    for chunk in (None, 4):
-        ours = ud.run(algorithm, problem, engine="compiled", chunk=chunk, **settings)
-        alone = ud.run(algorithm, problem, engine="sequential", **settings)
-        assert (
-            [r.left_out for r in ours.history] == [r.left_out for r in alone.history] == [(2,)] * 3
-        )
-        assert [r.bytes_up for r in ours.history] == [r.bytes_up for r in alone.history]
-        assert gap(ours.x.numpy(), alone.x.numpy()) < 1e-9
 
 
 # workers

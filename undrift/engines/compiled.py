@@ -61,10 +61,11 @@ def compiled(
     rows = lambda n: min(chunk, 1 << (n - 1).bit_length())
     downs, weight_of = same(down), _weights(clients, weights)
     for ids, here in chunks(clients, chunk, rows):
-        client, work = states.gather(here), lend(here, False)
+        work = lend(here, False)
         compiler = compiler_of(work.problem)
-        whole = compiler.added(local, down, client, work, ids, weight_of)
-        yield whole or visited(local, downs(here), client, work, ids, compiler.run)
+        whole = compiler.added(local, down, states.gather(here), work, ids, weight_of)
+        # gathered anew: a visit that has failed has written over what it was given
+        yield whole or visited(local, downs(here), states.gather(here), work, ids, compiler.run)
 
 
 def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
@@ -91,6 +92,7 @@ def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
             whole = compiler.added(local, down, client, work, [i], weight_of)
             if whole is not None:
                 return whole
+            client = states.gather([i])  # as above
             try:
                 return visited(local, same(down)([i]), client, work, [i], compiler.strictly)
             except Refused as why:
@@ -148,7 +150,7 @@ class Compiler:
         weight_of: dict[int, float] | None,
     ) -> Result | None:
         """A visit of clients who have the first rows, with what they send added up; None if that cannot be compiled, or
-        something in it is not finite."""
+        something in it is not finite.  What clients keep is written over what they remember."""
         if weight_of is None:
             return None
         weights = [weight_of[i] for i in ids]
@@ -163,7 +165,10 @@ class Compiler:
     def visit(
         self, local: Local, down: Any, client: Any, work: Work, weights: Tensor
     ) -> tuple[Any, Any, Tensor] | None:
-        """What clients send, added up, what they keep, and which runs are finite; None if the visit is not compiled whole."""
+        """What clients send, added up, what they keep, and which runs are finite; None if the visit is not compiled whole.
+
+        What clients keep is written over what they remember, `client`.
+        """
         given = Given(local, down, client, work, weights)
         if given.inside.key in self.visits or not hasattr(work.problem, "grad_of"):
             return None

@@ -2,9 +2,10 @@
 
     before    where the loop starts, and what its step holds: a few operations, as they were traced
     step      the body of the loop, a program that writes over what is carried
-    after     what the client sends and keeps: one more program, which also adds up over clients what they send
+    after     what the client sends and keeps: one more program, which also adds up over clients what they send, and writes
+              what they keep over what they have remembered so far
 
-So nothing of what is sent is written down client by client, and what the loop has led to is read once.  Methods with no
+So nothing of what is sent is written down client by client, and no more memory is touched than must be.  Methods with no
 loop, several, or something beside it that must be computed (`work.full_grad`, `work.unit`) are not cut: their steps are
 compiled and the rest is computed as it is written.
 """
@@ -25,6 +26,7 @@ from undrift.core import fits, form_of, map_tensors, rebuild, tensors
 from undrift.engines import program
 from undrift.engines.batched import Local
 from undrift.engines.closures import held, rebound
+from undrift.engines.folding import apart_from
 from undrift.engines.nodes import aten, made, value_of
 from undrift.engines.program import Layout, Pieces, in_pieces, traced
 from undrift.engines.steps import Minibatch, Program, fixed_of, layout_of
@@ -130,6 +132,12 @@ class Given:
         vectors = (*tensors(self.down), *tensors(self.client), *self.inside.tensors)
         return [*map(layout.apart, vectors), *([t] for t in (*alone, self.work.K, self.weights))]
 
+    @property
+    def clients_own(self) -> tuple[int, int]:
+        """Where among the vectors of `pieces` those that clients remember begin and end."""
+        first = len(tensors(self.down))
+        return first, first + len(tensors(self.client))
+
     def again(self, whole: Sequence[Tensor]) -> tuple[Local, Any, Any, "_Traced", Tensor]:
         """The same made of other tensors."""
         it = iter(whole)
@@ -159,6 +167,8 @@ class Visit:
             self.step, self.inside = lent.step, lent.inside
             if not fits(self.up, self.client, len(work.clients), work.problem.x0):
                 raise NotCut("its answers are not vectors")
+            if [t.shape for t in tensors(self.client)] != [t.shape for t in tensors(client)]:
+                raise NotCut("clients keep something else than they have been given")
             sums = [_added(t, weights) for t in tensors(self.up)]
             return [*sums, *tensors(self.client)]
 
@@ -169,23 +179,26 @@ class Visit:
         carried, inside = self._begun(start)
         fixed = [*inside, *self._fixed(work)]
         self.program = Program(work, self.step, self.inside, carried, fixed, minibatch, lives)
-        after = _after(module, self.layout, len(tensors(self.up)))
+        first, last = (sum(map(len, start[:count])) for count in given.clients_own)
+        own = module.graph.find_nodes(op="placeholder")[first:last]
+        after = _after(module, self.layout, len(tensors(self.up)), own)
         arguments = [value_of(node) for node in after.graph.find_nodes(op="placeholder")]
         self.after = program.built(after, arguments, mode)
 
     def __call__(
         self, given: Given, minibatches: Sequence[Minibatch], lives: list[Tensor] | None
     ) -> tuple[Any, Any, Tensor]:
-        """What clients send, added up, a row for each run; what they keep, a row each; and a number for each run, which is
-        finite only if all of that is."""
+        """What clients send, added up, a row for each run; what they keep, a row each, in the place of what they were given;
+        and a number for each run, which is finite only if all of that is."""
         start = given.pieces(self.layout)
         carried, inside = self._begun(start)
         self.program(carried, [*inside, *self._fixed(given.work)], minibatches, lives)
         totals, *found = self.after([p for pieces in (*start, *carried) for p in pieces])
-        it = iter(found)
-        up, client = rebuild(self.up, it), rebuild(self.client, it)
+        up = rebuild(self.up, iter(found))
+        client = rebuild(self.client, iter(tensors(given.client)))
         for kept in tensors(client):  # read again rather than computed again, which takes longer
-            totals = totals + kept.sum(1).view(*given.weights.shape, -1).sum(1).flatten()
+            by_run = kept.view(*given.weights.shape, -1, kept.shape[1])
+            totals = totals + by_run.sum((1, 3)).flatten()
         return up, client, totals
 
     def _begun(self, start: list[Pieces]) -> tuple[list[Pieces], list[Pieces]]:
@@ -250,10 +263,10 @@ def _is_fresh(node: Node) -> bool:
     return len(node.users) <= others and node.target is aten.clone.default
 
 
-def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
-    """From what is given, and pieces of what the loop has led to, to what is sent and kept.
+def _after(module: GraphModule, layout: Layout, sent: int, own: Sequence[Node]) -> GraphModule:
+    """From what is given, and pieces of what the loop has led to, to what is sent; what is kept is written over `own`.
 
-    Before these comes a number for each run, which is finite only if all that is sent is.
+    Before what is sent comes a number for each run, which is finite only if all of it is.
     """
     graph, mark = module.graph, _mark(module.graph)
     start: Any = mark.args[0]
@@ -269,7 +282,11 @@ def _after(module: GraphModule, layout: Layout, sent: int) -> GraphModule:
             made(graph, aten.sum.dim_IntList, piece, [1]) for some in apart[:sent] for piece in some
         ]
         total = reduce(partial(made, graph, aten.add.Tensor), numbers)
-        found = [_joined(graph, some) for some in apart]
+        found = [_joined(graph, some) for some in apart[:sent]]
+        kept = zip(own, (piece for some in apart[sent:] for piece in some), strict=True)
+        # each apart first: what is kept in one place may have been remembered in another
+        for old, new in [(old, apart_from(graph, new, old, own)) for old, new in kept]:
+            graph.call_function(aten.copy_.default, (old, new))
     _return(module, [total, *found])
     return module
 

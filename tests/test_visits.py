@@ -1,0 +1,115 @@
+"""Visits that are compiled whole: which are, what becomes of those that fail, what clients keep."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import undrift as ud
+from tests.federation import gap, path
+from tests.table import ROWS, Row
+from tests.test_conformance import made
+from tests.test_engines import interpreted, local_of, needs_compiler, ragged
+from undrift.algorithms.fedavg import FedAvg, Up
+from undrift.core import record
+from undrift.engines.compiled import compiler_of
+from undrift.engines.steps import Refused
+from undrift.engines.visit import Visit
+
+__all__ = ["interpreted"]
+
+NOT_CUT = ("fednova", "fednova-vr", "mimelite")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_visits_are_compiled_whole(row: Row, interpreted: None) -> None:
+    """All but those that compute something beside their loop, and first contacts."""
+    problem = ragged()
+    settings: dict[str, Any] = {"rounds": 2, "local": local_of(row, batch=4)}
+    path(made(row), problem, engine="compiled", **settings)
+    visits = compiler_of(problem).visits.values()
+    whole = row.name not in NOT_CUT and "option=1" not in str(row)
+    assert any(isinstance(visit, Visit) for visit in visits) == whole
+    assert whole or any(isinstance(visit, Refused) for visit in visits)
+
+
+@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(), ud.FedHBM()], ids=repr)
+def test_who_diverges_in_a_compiled_visit_is_left_out(algorithm: Any, interpreted: None) -> None:
+    problem = ragged()
+    problem.X[problem.samples(2)] *= 1e200  # whose second step is beyond all numbers
+    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
+    for chunk in (None, 4):
+        ours = ud.run(algorithm, problem, engine="compiled", chunk=chunk, **settings)
+        alone = ud.run(algorithm, problem, engine="sequential", **settings)
+        assert (
+            [r.left_out for r in ours.history] == [r.left_out for r in alone.history] == [(2,)] * 3
+        )
+        assert [r.bytes_up for r in ours.history] == [r.bytes_up for r in alone.history]
+        assert gap(ours.x.numpy(), alone.x.numpy()) < 1e-9
+
+
+# what clients keep is written over what they have remembered
+
+
+@record
+class Two:
+    a: Tensor
+    b: Tensor
+
+
+class Swapping(FedAvg):
+    """Clients whose two vectors change places, as they are or with something added."""
+
+    added: float | None = None
+
+    def client(self, x: Tensor) -> Any:
+        return Two(0 * x, 0 * x + 1)
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        y = work.loop(lambda y: work.step(y, work.grad(y) + 0.1 * client.a), down.x)
+        kept = Two(client.b, client.a)
+        if self.added is not None:
+            kept = Two(kept.a + self.added, kept.b + self.added * y)
+        return Up(down.x - y + 0.01 * kept.b), kept
+
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 4, "participation": ud.Uniform(4), "local": ud.Local(steps=3, batch=4, lr=0.1)
+}  # fmt: skip
+
+
+def check_swapping() -> None:
+    for Swapping.added in (None, 0.5):
+        problem = ragged()
+        ours = path(Swapping(), problem, engine="compiled", **SETTINGS)
+        assert gap(ours, path(Swapping(), ragged(), **SETTINGS)) < 1e-9
+        assert any(isinstance(visit, Visit) for visit in compiler_of(problem).visits.values())
+
+
+def test_what_is_kept_may_change_places(interpreted: None) -> None:
+    check_swapping()
+
+
+@needs_compiler
+def test_also_where_it_is_compiled() -> None:
+    check_swapping()
+
+
+class Growing(FedAvg):
+    """Clients that keep more than they have been given."""
+
+    def client(self, x: Tensor) -> Any:
+        return Two(0 * x, torch.zeros(1, dtype=x.dtype))
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        y = work.loop(lambda y: work.step(y, work.grad(y)), down.x)
+        return Up(down.x - y), Two(client.b + y, client.a)
+
+
+def test_who_keeps_other_shapes_is_told(interpreted: None) -> None:
+    """As by other engines: nothing is stretched into its place."""
+    for engine in ("batched", "compiled"):
+        with pytest.raises(Exception) as error:
+            ud.run(Growing(), ragged(), engine=engine, **SETTINGS)
+        assert "shape" in str(error.value)
