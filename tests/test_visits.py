@@ -1,5 +1,7 @@
-"""Visits that are compiled whole: which are, what becomes of those that fail, what clients keep."""
+"""Visits that are compiled whole: which are, what becomes of those that fail, what clients keep, what is freed."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.test_conformance import made
 from tests.test_engines import interpreted, local_of, needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.core import record
+from undrift.engines.choice import Choice
 from undrift.engines.compiled import compiler_of
 from undrift.engines.steps import Refused
 from undrift.engines.visit import Visit
@@ -113,3 +116,19 @@ def test_who_keeps_other_shapes_is_told(interpreted: None) -> None:
         with pytest.raises(Exception) as error:
             ud.run(Growing(), ragged(), engine=engine, **SETTINGS)
         assert "shape" in str(error.value)
+
+
+# memory
+
+
+@pytest.mark.parametrize("algorithm", [ud.Scaffold(), ud.FedNova()], ids=repr)
+@pytest.mark.parametrize("chunk, workers", [(4, None), (1, None), (1, 2)])
+def test_a_problem_is_freed_with_its_programs(
+    algorithm: Any, chunk: int, workers: int | None, interpreted: None
+) -> None:
+    problem = ragged()
+    ud.run(algorithm, problem, engine=Choice("compiled", chunk, workers), **SETTINGS)
+    gone = weakref.ref(problem)
+    del problem
+    gc.collect()
+    assert gone() is None

@@ -49,10 +49,23 @@ def replaced(value: Any, leaf: Leaf, note: Callable[[Any], None], seen: dict[int
         for name in names:
             object.__setattr__(found, name, inside(getattr(value, name)))
     else:
-        note(value if isinstance(value, (int, str, bytes, type(None))) else id(value))
+        note(value if isinstance(value, (int, str, bytes, type(None))) else Same(value))
         return value
     seen[id(value)] = found
     return found
+
+
+class Same:
+    """Equal to what holds the very same object, which therefore lives as long as this."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def _parts(value: Any) -> tuple[str, ...] | None:

@@ -123,7 +123,6 @@ class Compiler:
     def __init__(self) -> None:
         self.programs: dict[Any, Program | Refused] = {}
         self.visits: dict[Any, Visit | Refused] = {}  # by all of a visit, or by the method if never
-        self.kept: list[Any] = []  # what keys know by identity must not be replaced by others
         self.refusals: set[str] = set()
 
     def run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
@@ -178,7 +177,6 @@ class Compiler:
         key = (given.key, *alike(given.work, minibatches[0], lives))
         with MAKING:
             if key not in self.visits and given.inside.key not in self.visits:
-                self.kept.append(local)
                 made = tried(lambda: Visit(given, minibatches[0], lives))
                 if isinstance(made, Refused):
                     log.info("visits are not compiled whole, only their steps: %s", made)
@@ -196,7 +194,6 @@ class Compiler:
         fixed = [layout.apart(t) for t in (*inside.tensors, *fixed_of(work, inside.numbers))]
         with MAKING:
             if key not in self.programs:
-                self.kept.append(step)
                 self.programs[key] = tried(
                     lambda: Program(work, step, inside, carried, fixed, minibatches[0], lives)
                 )

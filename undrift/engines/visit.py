@@ -156,15 +156,14 @@ class Visit:
         self.layout, work = layout_of(given.work.problem), given.work
         self.up: Any = None  # records like those that come
         self.client: Any = None
-        self.step: Any = None  # of the loop
-        self.inside: Any = None  # what it holds
+        lent: Any = None  # with the loop's step; not kept, or the problem would live as long as its programs
 
         def visit(*whole: Tensor) -> list[Tensor]:
+            nonlocal lent
             local, down, client, lent, weights = given.again(whole)
             self.up, self.client = local(down, client, lent)
             if lent.step is None:
                 raise NotCut("it has no loop")
-            self.step, self.inside = lent.step, lent.inside
             if not fits(self.up, self.client, len(work.clients), work.problem.x0):
                 raise NotCut("its answers are not vectors")
             if [t.shape for t in tensors(self.client)] != [t.shape for t in tensors(client)]:
@@ -176,9 +175,10 @@ class Visit:
         module, _, mode = traced(visit, start)
         self.before, self.counts = _before(deepcopy(module), self.layout)
         self.carried = len(_mark(module.graph).args[0])  # pyright: ignore[reportArgumentType]
+        self.numbers = lent.inside.numbers
         carried, inside = self._begun(start)
         fixed = [*inside, *self._fixed(work)]
-        self.program = Program(work, self.step, self.inside, carried, fixed, minibatch, lives)
+        self.program = Program(work, lent.step, lent.inside, carried, fixed, minibatch, lives)
         first, last = (sum(map(len, start[:count])) for count in given.clients_own)
         own = module.graph.find_nodes(op="placeholder")[first:last]
         after = _after(module, self.layout, len(tensors(self.up)), own)
@@ -208,7 +208,7 @@ class Visit:
         return each[: self.carried], each[self.carried :]
 
     def _fixed(self, work: Work) -> list[Pieces]:
-        return [[t] for t in fixed_of(work, self.inside.numbers)]
+        return [[t] for t in fixed_of(work, self.numbers)]
 
 
 def _spread(sent: Tensor, clients: Sequence[int]) -> Tensor:
