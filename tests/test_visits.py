@@ -15,6 +15,7 @@ from tests.test_conformance import made
 from tests.test_engines import interpreted, local_of, needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.core import record
+from undrift.engines import program
 from undrift.engines.choice import Choice
 from undrift.engines.compiled import compiler_of
 from undrift.engines.steps import Refused
@@ -62,41 +63,52 @@ class Two:
 
 
 class Swapping(FedAvg):
-    """Clients whose two vectors change places, as they are or with something added."""
+    """Clients whose two vectors change places, as they are, shown otherwise, or with something added."""
 
-    added: float | None = None
+    way = "bare"
 
     def client(self, x: Tensor) -> Any:
         return Two(0 * x, 0 * x + 1)
 
     def local(self, down: Any, client: Any, work: Any) -> Any:
         y = work.loop(lambda y: work.step(y, work.grad(y) + 0.1 * client.a), down.x)
-        kept = Two(client.b, client.a)
-        if self.added is not None:
-            kept = Two(kept.a + self.added, kept.b + self.added * y)
+        kept = {
+            "bare": lambda: Two(client.b, client.a),
+            "detached": lambda: Two(client.b.detach(), client.a.detach()),
+            "sliced": lambda: Two(client.b[..., :], client.a[..., :]),
+            "turned": lambda: Two(client.a.flip(-1) + client.b, client.a),
+            "added": lambda: Two(client.b + 0.5, client.a + 0.5 * y),
+        }[self.way]()
         return Up(down.x - y + 0.01 * kept.b), kept
 
 
+WAYS = ("bare", "detached", "sliced", "turned", "added")
 SETTINGS: dict[str, Any] = {
     "rounds": 4, "participation": ud.Uniform(4), "local": ud.Local(steps=3, batch=4, lr=0.1)
 }  # fmt: skip
 
 
-def check_swapping() -> None:
-    for Swapping.added in (None, 0.5):
+def check_swapping(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Swapping, "way", way)
+    for most in (program.MOST_PIECES, 0):  # vectors in pieces, and whole
+        monkeypatch.setattr(program, "MOST_PIECES", most)
         problem = ragged()
         ours = path(Swapping(), problem, engine="compiled", **SETTINGS)
         assert gap(ours, path(Swapping(), ragged(), **SETTINGS)) < 1e-9
         assert any(isinstance(visit, Visit) for visit in compiler_of(problem).visits.values())
 
 
-def test_what_is_kept_may_change_places(interpreted: None) -> None:
-    check_swapping()
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_kept_may_change_places(
+    way: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_swapping(way, monkeypatch)
 
 
 @needs_compiler
-def test_also_where_it_is_compiled() -> None:
-    check_swapping()
+@pytest.mark.parametrize("way", ["bare", "detached"])
+def test_also_where_it_is_compiled(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_swapping(way, monkeypatch)
 
 
 class Growing(FedAvg):
@@ -116,6 +128,23 @@ def test_who_keeps_other_shapes_is_told(interpreted: None) -> None:
         with pytest.raises(Exception) as error:
             ud.run(Growing(), ragged(), engine=engine, **SETTINGS)
         assert "shape" in str(error.value)
+
+
+class Coarser(FedAvg):
+    """Clients that begin with a number of another kind than they keep."""
+
+    def client(self, x: Tensor) -> Any:
+        return Two(0 * x, torch.zeros(1, dtype=torch.float32))
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        y = work.loop(lambda y: work.step(y, work.grad(y)), down.x)
+        return Up(down.x - y), Two(y, client.b + y[..., :1])
+
+
+def test_nothing_is_rounded_into_its_place(interpreted: None) -> None:
+    for engine in ("batched", "compiled"):
+        with pytest.raises(Exception, match="dtype"):
+            ud.run(Coarser(), ragged(), engine=engine, **SETTINGS)
 
 
 # memory

@@ -61,11 +61,13 @@ def compiled(
     rows = lambda n: min(chunk, 1 << (n - 1).bit_length())
     downs, weight_of = same(down), _weights(clients, weights)
     for ids, here in chunks(clients, chunk, rows):
-        work = lend(here, False)
+        client, work = states.gather(here), lend(here, False)
         compiler = compiler_of(work.problem)
-        whole = compiler.added(local, down, states.gather(here), work, ids, weight_of)
-        # gathered anew: a visit that has failed has written over what it was given
-        yield whole or visited(local, downs(here), states.gather(here), work, ids, compiler.run)
+        try:
+            whole = compiler.added(local, down, client, work, ids, weight_of)
+        except Spoilt:
+            whole, client = None, states.gather(here)
+        yield whole or visited(local, downs(here), client, work, ids, compiler.run)
 
 
 def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
@@ -89,10 +91,12 @@ def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
         def visit(i: int, client: Any, problem: Any) -> Result:
             work = lend([i], False)
             work.problem = problem
-            whole = compiler.added(local, down, client, work, [i], weight_of)
+            try:
+                whole = compiler.added(local, down, client, work, [i], weight_of)
+            except Spoilt:
+                whole, client = None, states.gather([i])
             if whole is not None:
                 return whole
-            client = states.gather([i])  # as above
             try:
                 return visited(local, same(down)([i]), client, work, [i], compiler.strictly)
             except Refused as why:
@@ -111,6 +115,10 @@ def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
 
 def _weights(clients: Sequence[int], weights: Sequence[float] | None) -> dict[int, float] | None:
     return None if weights is None else dict(zip(clients, weights, strict=True))
+
+
+class Spoilt(Exception):
+    """Something in a visit is not finite, and has been written over what clients remember."""
 
 
 def _first(record: Any, count: int) -> Any:
@@ -148,17 +156,21 @@ class Compiler:
         ids: Sequence[int],
         weight_of: dict[int, float] | None,
     ) -> Result | None:
-        """A visit of clients who have the first rows, with what they send added up; None if that cannot be compiled, or
-        something in it is not finite.  What clients keep is written over what they remember."""
+        """A visit of clients who have the first rows, with what they send added up; None if that cannot be compiled.
+
+        What clients keep is written over what they remember, `client`; raises Spoilt if something is not finite.
+        """
         if weight_of is None:
             return None
         weights = [weight_of[i] for i in ids]
         weights += [0.0] * (len(work.clients) - len(ids))
         sent = map_tensors(lambda t: t.unsqueeze(0), down)
         found = self.visit(local, sent, client, work, torch.tensor([weights], dtype=torch.float64))
-        if found is None or not math.isfinite(float(found[2])):
+        if found is None:
             return None
-        up, kept, _ = found
+        up, kept, total = found
+        if not math.isfinite(float(total)):
+            raise Spoilt
         return ids, Added(map_tensors(lambda t: t[0], up)), _first(kept, len(ids))
 
     def visit(

@@ -16,7 +16,17 @@ from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
-from undrift.engines.nodes import VIEWS, aten, copied, made, number, reshaped, root_of, value_of
+from undrift.engines.nodes import (
+    VIEWS,
+    aten,
+    copied,
+    is_place_of,
+    made,
+    number,
+    reshaped,
+    root_of,
+    value_of,
+)
 from undrift.engines.summing import MOST_BYTES, functions, summed_, weighted
 
 Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
@@ -37,6 +47,8 @@ class InPlace:
     first: Node | None
     pairs: tuple[tuple[Node, Node], ...]
     shape: list[int]  # of a product
+    # a vector that is added on the way to the first product, and the number before the old value; in place of `first`
+    summed: tuple[Node, Node] | None
 
 
 def in_place(
@@ -59,14 +71,21 @@ def in_place(
         also = with_other.get(other)
         with_other[other] = thin if also is None else made(graph, aten.add.Tensor, also, thin)
     pairs = tuple((thin, other) for other, thin in with_other.items())
-    first = found.rest if found.rest is None else apart_from(graph, found.rest, old, written)
-    return InPlace(first, pairs, list(value_of(found.products[0][1]).shape))
+    shape = list(value_of(found.products[0][1]).shape)
+    if found.rest is None:
+        return InPlace(None, pairs, shape, None)
+    vectors = _linear(graph, found.rest, value.shape[0])
+    if vectors is not None and _is_summed(old, vectors, pairs[0], written):
+        f = _row(graph, [vectors.pop(old)], old)
+        v = made(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
+        return InPlace(None, pairs, shape, (v, f))
+    return InPlace(apart_from(graph, found.rest, old, written), pairs, shape, None)
 
 
 def apart_from(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> Node:
     """A new value that does not lie where something is written over before it is read."""
-    root = root_of(new)
-    return made(graph, copied._opoverload, new) if root in written and root is not old else new
+    safe = root_of(new) not in written or is_place_of(new, old)
+    return new if safe else made(graph, copied._opoverload, new)
 
 
 def summands_of(graph: Graph, values: Sequence[Node], rows: int) -> set[Node]:
@@ -90,14 +109,11 @@ def _is_sum(user: Node, node: Node, rows: int) -> bool:
     return product and len(others) == 1 and _is_factor(others[0], rows)
 
 
-def write(graph: Graph, old: Node, new: InPlace, written: Sequence[Node]) -> None:
+def write(graph: Graph, old: Node, new: InPlace) -> None:
     """Let the graph make a value in the place of `old`, after all that reads it."""
     pairs = new.pairs
-    vectors = _linear(graph, new.first, len(value_of(old))) if new.first is not None else None
-    if vectors is not None and _is_summed(old, vectors, pairs[0], written):
-        f = _row(graph, [vectors.pop(old)], old)
-        v = made(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
-        graph.call_function(summed_, (old, v, f, *pairs[0]))
+    if new.summed is not None:
+        graph.call_function(summed_, (old, *new.summed, *pairs[0]))
         pairs = pairs[1:]
     elif new.first is None:
         graph.call_function(aten.fill_.Scalar, (old, 0))
@@ -118,6 +134,8 @@ def _is_summed(
         and len(others) > 0
         and value.device.type == "cpu"
         and all(_is_like(each, old) and root_of(each) not in written for each in others)
+        and len(value) % len(value_of(pair[0])) == 0  # whole rows in each matrix
+        and all(value_of(matrix).dtype == value.dtype for matrix in pair)
         and value_of(pair[1])[0].nbytes <= MOST_BYTES
         and value.dtype in functions()
     )

@@ -1,6 +1,7 @@
 """New nodes in a traced graph, which know the shape of their values as traced ones do."""
 
 import math
+from operator import getitem
 from typing import Any
 
 import torch
@@ -77,7 +78,23 @@ def reshaped(graph: Graph, node: Node, shape: list[int]) -> Node:
 
 
 def root_of(node: Any) -> Any:
-    """What a node shows in another shape, or is a mere copy of."""
-    while isinstance(node, Node) and node.target in (*VIEWS, aten.clone.default):
+    """What a node shows, whole or in part, or is a mere copy of."""
+    while isinstance(node, Node) and _shows(node.target):
         node = node.args[0]
     return node
+
+
+def is_place_of(node: Node, old: Node) -> bool:
+    """Whether it is `old`, number by number, if perhaps in another shape."""
+    same = (aten.view.default, aten.unsqueeze.default, aten.detach.default, aten.clone.default)
+    while node is not old and node.target in same:
+        node = node.args[0]  # pyright: ignore[reportAssignmentType]
+    return node is old
+
+
+def _shows(target: Any) -> bool:
+    """Whether an operation only shows what is there: its schema says so of all but these two."""
+    if target in (aten.clone.default, getitem):
+        return True
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)

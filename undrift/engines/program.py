@@ -223,7 +223,7 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         ways = [in_place(graph, n, old, summands, inputs) for old, n in pairs]
         for old, n, way in zip(inputs, new, ways, strict=True):
             if way is not None:
-                write(graph, old, way, inputs)
+                write(graph, old, way)
             elif n is not old:
                 graph.call_function(aten.copy_.default, (old, n))
     graph.set_codegen(CodeGen())

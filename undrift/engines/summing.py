@@ -5,6 +5,7 @@ step.  Here (summing.cpp) v is added on the way.
 """
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger("undrift")
 
 # of the second matrix, which is read again and again: beyond that a library, which takes it apart, is faster
 MOST_BYTES = 2**18
@@ -34,7 +37,9 @@ def functions() -> dict[torch.dtype, Callable[..., None]]:
     try:
         with config.patch({"cpp.enable_floating_point_contract_flag": "fast"}):
             code: Any = CppCodeCache.load(source)
-    except Exception:  # torch raises many kinds for what it cannot compile
+    except Exception as error:  # torch raises many kinds for what it cannot compile
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        log.info("vectors are added apart from products, which takes a pass more: %s", reason)
         return {}
     found = {dtype: getattr(code, name) for dtype, name in FUNCTIONS.items()}
     for function in found.values():

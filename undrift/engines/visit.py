@@ -166,8 +166,10 @@ class Visit:
                 raise NotCut("it has no loop")
             if not fits(self.up, self.client, len(work.clients), work.problem.x0):
                 raise NotCut("its answers are not vectors")
-            if [t.shape for t in tensors(self.client)] != [t.shape for t in tensors(client)]:
+            if list(map(_kind, tensors(self.client))) != list(map(_kind, tensors(client))):
                 raise NotCut("clients keep something else than they have been given")
+            if not tensors(self.up):
+                raise NotCut("clients send nothing")
             sums = [_added(t, weights) for t in tensors(self.up)]
             return [*sums, *tensors(self.client)]
 
@@ -223,6 +225,10 @@ def _added(rows: Tensor, weights: Tensor) -> Tensor:
     groups, clients = weights.shape
     each = rows.reshape(groups, clients, -1, rows.shape[1])
     return (weights.to(rows.dtype).view(groups, clients, 1, 1) * each).sum(1).flatten(0, 1)
+
+
+def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return t.shape, t.dtype
 
 
 def _mark(graph: Graph) -> Node:
