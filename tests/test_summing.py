@@ -152,10 +152,11 @@ class Grouped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Parameter(torch.randn(5, 3, 5) / 4)
+        self.shift = nn.Parameter(torch.zeros(3))
 
     def forward(self, x: Tensor) -> Tensor:
         each = x.t().expand(5, -1, -1)
-        return torch.bmm(self.layers, each).sum(0).t()
+        return torch.bmm(self.layers, each).sum(0).t() + self.shift
 
 
 def test_layers_side_by_side_are_a_librarys(
