@@ -19,6 +19,7 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_sweep import SPACE, experiment
 from undrift.engines import program
+from undrift.engines.products import summed_
 from undrift.sweep import Plan, run_sweep, sweeping
 from undrift.together import Trial, run_together
 
@@ -139,14 +140,11 @@ def test_traced_steps_are_the_same(
     ]
     check_equal(trials, engine="compiled", rounds=3, participation=ud.Uniform(3))
     assert lines() == [] and 1 <= len(graphs) <= 2
-    added = [
-        node
-        for node in graphs[0].nodes
-        if "baddbmm_" in str(node.target) or "summed_" in str(node.target)
-    ]
+    thin = {torch.ops.aten.baddbmm_.default: 1, summed_: 3}  # which argument is a thin matrix
+    added = [node.args[thin[node.target]] for node in graphs[0].nodes if node.target in thin]
     assert bool(added) == (layers == "large")
-    if added:  # the samples of two seeds' three clients, each for two runs at once
-        assert 2 * 3 in {node.args[-1].meta["val"].shape[0] for node in added}
+    if added:  # for the samples of two seeds' three clients, each for two runs at once
+        assert 2 * 3 in {node.meta["val"].shape[0] for node in added}
 
 
 def test_a_run_that_diverges_leaves_the_others_alone() -> None:

@@ -7,7 +7,7 @@ to what is there at no cost; the factor before it is taken to the thin side.
 Gradients at two points on the same minibatch have the samples as a common matrix in the first layer: a A X + b A' X is one
 product, (a A + b A') X.  A gradient that enters several vectors, each as a summand, is added to each.
 
-Where y is moved by other vectors, too, such as control variates, these are added on the way to the product (summing.py).
+Where y is moved by other vectors, too, such as control variates, these are added on the way to the product (products.py).
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
+from undrift.engines.gathering import gathered, is_ours, read
 from undrift.engines.nodes import (
     VIEWS,
     aten,
@@ -27,7 +28,7 @@ from undrift.engines.nodes import (
     root_of,
     value_of,
 )
-from undrift.engines.summing import MOST_BYTES, functions, summed_, weighted
+from undrift.engines.products import summed_, weighted
 
 Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
 
@@ -47,8 +48,9 @@ class InPlace:
     first: Node | None
     pairs: tuple[tuple[Node, Node], ...]
     shape: list[int]  # of a product
-    # a vector that is added on the way to the first product, and the number before the old value; in place of `first`
-    summed: tuple[Node, Node] | None
+    # in place of `first`, where products are our own: a vector that is added on the way to the first of them, and the
+    # number before the old value; None: no vector, one
+    summed: tuple[Node | None, Node | None] | None = None
 
 
 def in_place(
@@ -73,13 +75,15 @@ def in_place(
     pairs = tuple((thin, other) for other, thin in with_other.items())
     shape = list(value_of(found.products[0][1]).shape)
     if found.rest is None:
-        return InPlace(None, pairs, shape, None)
+        return InPlace(None, pairs, shape)
     vectors = _linear(graph, found.rest, value.shape[0])
-    if vectors is not None and _is_summed(old, vectors, pairs[0], written):
-        f = _row(graph, [vectors.pop(old)], old)
-        v = made(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
+    if vectors is not None and _is_summed(old, vectors, pairs, written):
+        factor = vectors.pop(old)
+        f = None if factor == 1.0 else _row(graph, [factor], old)
+        row = _row(graph, [*vectors.values()], old) if vectors else None
+        v = made(graph, weighted, list(vectors), row) if vectors else None
         return InPlace(None, pairs, shape, (v, f))
-    return InPlace(apart_from(graph, found.rest, old, written), pairs, shape, None)
+    return InPlace(apart_from(graph, found.rest, old, written), pairs, shape)
 
 
 def apart_from(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> Node:
@@ -111,33 +115,36 @@ def _is_sum(user: Node, node: Node, rows: int) -> bool:
 
 def write(graph: Graph, old: Node, new: InPlace) -> None:
     """Let the graph make a value in the place of `old`, after all that reads it."""
-    pairs = new.pairs
     if new.summed is not None:
-        graph.call_function(summed_, (old, *new.summed, *pairs[0]))
-        pairs = pairs[1:]
-    elif new.first is None:
+        added = new.summed
+        for a, b in new.pairs:
+            graph.call_function(summed_, (old, *added, a, *read(graph, b)))
+            added = None, None
+        return
+    if new.first is None:
         graph.call_function(aten.fill_.Scalar, (old, 0))
     elif new.first is not old:
         graph.call_function(aten.copy_.default, (old, new.first))
-    for a, b in pairs:
+    for a, b in new.pairs:
         whole = graph.call_function(aten.view.default, (old, new.shape))
         graph.call_function(aten.baddbmm_.default, (whole, a, b))
 
 
 def _is_summed(
-    old: Node, vectors: dict[Node, Factor], pair: tuple[Node, Node], written: Sequence[Node]
+    old: Node,
+    vectors: dict[Node, Factor],
+    pairs: Sequence[tuple[Node, Node]],
+    written: Sequence[Node],
 ) -> bool:
-    """Whether a value becomes a sum of itself and other vectors that are added on the way to its product."""
-    value, others = value_of(old), [each for each in vectors if each is not old]
+    """Whether a value becomes a sum of itself, other vectors and products that are our own: with vectors that are added
+    on the way, or with samples that need not be gathered."""
+    others = [each for each in vectors if each is not old]
     return (
         old in vectors
-        and len(others) > 0
-        and value.device.type == "cpu"
+        and (len(others) > 0 or all(gathered(b) for _, b in pairs))
         and all(_is_like(each, old) and root_of(each) not in written for each in others)
-        and len(value) % len(value_of(pair[0])) == 0  # whole rows in each matrix
-        and all(value_of(matrix).dtype == value.dtype for matrix in pair)
-        and value_of(pair[1])[0].nbytes <= MOST_BYTES
-        and value.dtype in functions()
+        and all(len(value_of(old)) % len(value_of(a)) == 0 for a, _ in pairs)  # whole rows in each
+        and all(is_ours(old, a, b) for a, b in pairs)
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from undrift.engines.nodes import value_of
-from undrift.engines.summing import summed_
+from undrift.engines.products import summed_
 
 
 def taken_out(module: GraphModule, steady: Sequence[Node]) -> tuple[GraphModule, list[Tensor]]:

@@ -5,7 +5,7 @@ and every other float, the minibatch.  Nothing of it is guarded or looked up aga
 another beta runs the same code.  Vectors are cut where the model's parameters begin and end (`cut`), so that a layer's
 gradient goes from the matrix product into the update without a copy; new values are written over old ones.  Products with
 samples that several runs share are made one (sharing.py), small ones are written as loops, and updates are folded into the
-others (folding.py), together with sums of vectors that stay the same during all steps (summing.py, hoisting.py).
+others (folding.py), together with sums of vectors that stay the same during all steps (products.py, hoisting.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,12 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 from undrift.engines.folding import apart_from, in_place, summands_of, write
+from undrift.engines.gathering import multiply_by_rows
 from undrift.engines.hoisting import taken_out
 from undrift.engines.nodes import aten, made, reshaped, value_of
 from undrift.engines.pooling import BACKWARD, POOL, pool_by_windows
+from undrift.engines.products import outputs, summed_
 from undrift.engines.sharing import share, share_models
-from undrift.engines.summing import summed_
 from undrift.problems.dropout import kept_compiled
 
 LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added to pieces in place
@@ -121,7 +122,7 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
     from torch._inductor.lowering import lowerings, make_fallback
     from torch._inductor.virtualized import V
 
-    for operator in (aten.baddbmm_.default, summed_):
+    for operator in (aten.baddbmm_.default, outputs, summed_):
         # torch does the same by itself, but raises where the environment has a variable CI, as on build servers
         if operator not in lowerings:
             make_fallback(operator, warn=False)
@@ -213,6 +214,7 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         parts = in_pieces(module, layout, output.args[0], counts)
         output.args = (parts,)
         graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
+        multiply_by_rows(graph)
         share_models(graph)
         output.args = ((),)
         # an old value that is carried on elsewhere must be kept before it is written over

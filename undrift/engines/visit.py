@@ -262,11 +262,14 @@ def _before(module: GraphModule, layout: Layout) -> tuple[GraphModule, list[int]
 
 
 def _is_fresh(node: Node) -> bool:
-    """Whether it is a copy that nothing else uses."""
+    """Whether it was computed, or copied, and nothing else uses it."""
     others = 0
     while len(node.users) <= others and node.target is aten.view.default:
         node, others = node.args[0], 1  # pyright: ignore[reportAssignmentType]
-    return len(node.users) <= others and node.target is aten.clone.default
+    computed = node.target is aten.clone.default or torch.Tag.pointwise in getattr(
+        node.target, "tags", ()
+    )
+    return len(node.users) <= others and computed and value_of(node).is_contiguous()
 
 
 def _after(module: GraphModule, layout: Layout, sent: int, own: Sequence[Node]) -> GraphModule:
