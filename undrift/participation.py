@@ -55,7 +55,7 @@ class Uniform:
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         random = stream(Purpose.COHORT, Key(seed, round))
         chosen = random.choice(len(weights), self.S, replace=False)
-        return Draw(tuple(sorted(int(i) for i in chosen)))
+        return Draw(tuple(sorted(chosen.tolist())))
 
 
 @dataclass(frozen=True)

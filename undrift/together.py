@@ -9,6 +9,7 @@ client's answer or the server's state is not finite; and all of them, if the met
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -304,7 +305,9 @@ class _Together:
         ]  # fmt: skip
         self.gone: dict[int, Iterator[Ended]] = {}  # runs that go on alone
         self.layouts: dict[int, list[_Chunk]] = {}
-        self.solvers: tuple[list[Solver], Any] = ([], None)
+        # what was merged last, and of what
+        self.solvers: tuple[int, list[Solver], Any] = (-1, [], None)
+        self.known: tuple[Any, Any, Any] = (None, None, None)
         self.compiler = Compiler()
 
     @property
@@ -397,12 +400,11 @@ class _Together:
             came += nbytes(up) * mine.shape[1]
         mean = means.found()
         self._check_finite(mean)
-        cohorts = self._cohorts(parties, weights, t)
-        cohort = merged(cohorts)
+        cohort = self._cohort(parties, weights, t)
         updated = exchange.update(server, mean, cohort)
         self._check_finite(updated)
         if t & (t - 1) == 0:
-            self._check_rows(exchange, number, server, mean, cohorts, t)
+            self._check_rows(exchange, number, server, mean, self._cohorts(parties, weights, t))
         self._hold(kept, parties)
         R = len(self.runs)
         return updated, nbytes(down) // R * S, came // R
@@ -469,6 +471,14 @@ class _Together:
         for pending, each in zip(self.pending, new, strict=True):
             pending.hold(each)
 
+    def _cohort(self, parties: Sequence[Party], weights: Tensor, t: int) -> Any:
+        """What servers know of their cohorts, with columns for what differs: mostly the same as in the last round."""
+        known = [(party.weights, party.steps, party.share) for party in parties]
+        solver = self._solver(t)
+        if known != self.known[0] or solver is not self.known[1]:
+            self.known = known, solver, merged(self._cohorts(parties, weights, t))
+        return replace(self.known[2], round=t)
+
     def _cohorts(self, parties: Sequence[Party], weights: Tensor, t: int) -> list[Cohort]:
         """What the server of each run knows of its cohort."""
         steps = torch.tensor([party.steps for party in parties], dtype=torch.float64)
@@ -502,7 +512,6 @@ class _Together:
         server: Any,
         mean: Any,
         cohorts: Sequence[Cohort],
-        t: int,
     ) -> None:
         """Raise Alone unless the server treats every row as it does alone; in float64, where it is plain to see."""
         server, mean = (
@@ -511,7 +520,7 @@ class _Together:
         )
         together = exchange.send(server), exchange.update(server, mean, merged(cohorts))
         for r in self.inside:
-            own = exchanges_of(self.runs[r].algorithm, t)[number]
+            own = exchanges_of(self.runs[r].algorithm, cohorts[r].round)[number]
             mine = _row(server, r)
             alone = own.send(mine), own.update(mine, _row(mean, r), cohorts[r])
             rows = [x[r] for x in tensors(together)]
@@ -525,10 +534,11 @@ class _Together:
 
     def _solver(self, t: int) -> Any:
         """The local solver of round t, with columns for what differs."""
-        each = self._solvers(t)
-        if each != self.solvers[0]:
-            self.solvers = each, merged(each)
-        return self.solvers[1]
+        last, each, solver = self.solvers
+        if t != last:
+            new = self._solvers(t)
+            self.solvers = t, new, solver if new == each else merged(new)
+        return self.solvers[2]
 
     def _chunks(self, S: int) -> list[_Chunk]:
         """How the rows of a cohort of S clients are divided."""
@@ -583,6 +593,8 @@ def _added(rows: Tensor, weights: Tensor) -> Tensor:
 
 def _unsound(numbers: Tensor) -> Tensor:
     """Which of them are not finite."""
+    if math.isfinite(float(numbers.sum())):  # none, which takes less to see
+        return torch.empty(0, dtype=torch.int64)
     return (~numbers.isfinite()).nonzero().flatten()
 
 

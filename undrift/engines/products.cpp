@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -30,16 +31,51 @@ struct Numbers {
   typedef T pack __attribute__((vector_size(BYTES), aligned(alignof(T)), may_alias));
 };
 
-template <typename T, int bytes>
-inline __attribute__((always_inline)) T total(const T* numbers) {
-  typedef T half __attribute__((vector_size(bytes / 2), aligned(alignof(T)), may_alias));
-  const half* halves = reinterpret_cast<const half*>(numbers);
-  if constexpr (bytes == 2 * sizeof(T)) {
-    return numbers[0] + numbers[1];
-  } else {
-    const half sum = halves[0] + halves[1];
-    return total<T, bytes / 2>(reinterpret_cast<const T*>(&sum));
+// ---- sums over the numbers in packs
+
+template <typename P, int... I>
+inline __attribute__((always_inline)) P picked(P a, P b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, decltype(a < b){I...});
+#endif
+}
+
+// Neighbours w numbers long are added, those of a to even places, those of b to odd ones.
+template <int w, typename P, int... J>
+inline __attribute__((always_inline)) P merged(P a, P b, std::integer_sequence<int, J...>) {
+  constexpr int L = sizeof...(J);
+  using Low = std::integer_sequence<int, (J / w % 2 * L + J / (2 * w) * 2 * w + J % w)...>;
+  using High = std::integer_sequence<int, (J / w % 2 * L + J / (2 * w) * 2 * w + J % w + w)...>;
+  return picked(a, b, Low()) + picked(a, b, High());
+}
+
+// The sums of C packs, a power of two and at most as many as there are numbers in one, L / C apart in the first of them
+template <int C, int w, int L, typename P>
+inline __attribute__((always_inline)) void add_up(P* packs) {
+  if constexpr (w > 0) {
+    constexpr int half = C / 2;
+#pragma GCC unroll 16
+    for (int i = 0; i < (C > 1 ? half : 1); i++) {
+      packs[i] = merged<w>(packs[i], packs[i + half], std::make_integer_sequence<int, L>());
+    }
+    add_up<(C > 1 ? half : 1), w / 2, L>(packs);
   }
+}
+
+constexpr int power_of_two(int most) { return most < 2 ? 1 : 2 * power_of_two(most / 2); }
+
+// The sum of each of N packs
+template <int N, typename P, typename T>
+inline __attribute__((always_inline)) void totals(P* packs, T* found) {
+  constexpr int L = sizeof(P) / sizeof(T), C = power_of_two(N < L ? N : L);
+  add_up<C, L / 2, L>(packs);
+  T numbers[L];
+  *reinterpret_cast<P*>(numbers) = packs[0];
+#pragma GCC unroll 16
+  for (int c = 0; c < C; c++) found[c] = numbers[c * (L / C)];
+  if constexpr (N > C) totals<N - C>(packs + C, found + C);
 }
 
 // Where samples lie: one after another, or by number.
@@ -75,14 +111,19 @@ inline __attribute__((always_inline)) void dots(const T* const* x, const T* w, i
       for (int s = 0; s < S; s++) sum[s][r] += a[s] * b;
     }
   }
+  T found[S][R];
+  totals<S * R>(&sum[0][0], &found[0][0]);
+  for (; p < m; p++) {
+    for (int s = 0; s < S; s++) {
+      for (int r = 0; r < R; r++) found[s][r] += x[s][p] * w[r * w_down + p];
+    }
+  }
 #pragma GCC unroll 5
   for (int s = 0; s < S; s++) {
 #pragma GCC unroll 5
     for (int r = 0; r < R; r++) {
-      T found = total<T, BYTES>(reinterpret_cast<const T*>(&sum[s][r]));
-      for (int64_t q = p; q < m; q++) found += x[s][q] * w[r * w_down + q];
       T& place = out[s * out_down + r];
-      place = first ? found : place + found;
+      place = first ? found[s][r] : place + found[s][r];
     }
   }
 }

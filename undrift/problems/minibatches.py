@@ -1,7 +1,7 @@
 """Which samples, which dropped units and which crops make up the minibatches of a visit: all drawn by key."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,67 +38,81 @@ class Minibatches:
         )
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a client's minibatches are drawn from, and by which key."""
+
+    key: Key
+    client: int
+    begin: int  # the position of its first sample, after which the others follow
+    size: int
+
+
+def sources(parts: Parts, clients: Sequence[int], keys: Iterable[Key]) -> list[Source]:
+    """Of these clients of a partition, each with its key."""
+    begins, sizes = (each[list(clients)].tolist() for each in (parts.starts, parts.sizes))
+    return list(map(Source, keys, clients, begins, sizes))
+
+
 def draw(
-    parts: Parts,
-    index: Tensor,
-    key: Key,
-    clients: Sequence[int],
+    each: Sequence[Source],
     steps: Sequence[int],
     batch: int | None,
     seeded: bool,
     augment: CropFlip | None,
-    rounds: Sequence[int] | None = None,
+    numbers: Callable[[Tensor], Tensor],
 ) -> Minibatches:
-    """The minibatches of these clients: pass after pass over a client's data, each in a new order.
+    """Minibatches of each: pass after pass over a client's data, each in a new order.
 
-    `rounds` are those of the clients where they are not the key's.
+    `numbers` are those of the samples that lie at given positions, `[K, S, batch]`.
     """
-    sizes = parts.sizes[list(clients)].tolist()
-    width = max(sizes) if batch is None else min(batch, max(sizes))
+    sizes, K = np.array([source.size for source in each]), np.array(steps)
+    width = np.minimum(sizes, max(sizes) if batch is None else batch)
     # steps come first in memory, because one step of all clients is what is read at a time
-    positions = np.zeros((max(steps), len(clients), width), dtype=np.int64)
-    counts = np.zeros(positions.shape[:2], dtype=np.int64)  # none after a client's last step
-    seeds = np.zeros(positions.shape[:2], dtype=np.int64) if seeded else None
-    crops = None if augment is None else np.zeros((*positions.shape, 3), dtype=np.int64)
-    for row, (i, n, K) in enumerate(zip(clients, sizes, steps, strict=True)):
-        size = n if batch is None else min(batch, n)
-        own = key if rounds is None else replace(key, round=rounds[row])
-        _one(positions[:, row], counts[:, row], int(parts.starts[i]), n, K, size, own, i)
+    shape = max(steps), len(each), max(width)
+    positions = np.zeros(shape, dtype=np.int64)
+    seeds = np.zeros(shape[:2], dtype=np.int64) if seeded else None
+    crops = None if augment is None else np.zeros((*shape, 3), dtype=np.int64)
+    for row, (source, k, size) in enumerate(zip(each, steps, width.tolist(), strict=True)):
+        _one(positions[:, row], source, k, size)
         if seeds is not None:
-            seeds[:K, row] = stream(Purpose.DROPOUT, own, i).integers(2**62, size=K)
+            seeds[:k, row] = stream(Purpose.DROPOUT, source.key, source.client).integers(
+                2**62, size=k
+            )
         if augment is not None and crops is not None:
-            drawn = augment.draw(stream(Purpose.AUGMENTATION, own, i), (K, size))
-            crops[:K, row, :size] = drawn
+            random = stream(Purpose.AUGMENTATION, source.key, source.client)
+            crops[:k, row, :size] = augment.draw(random, (k, size))
+    positions += np.array([source.begin for source in each])[:, None]
+    counts = _counts(sizes, width, K)
+    samples = numbers(torch.from_numpy(positions))
     return Minibatches(
-        index[torch.from_numpy(positions)].transpose(0, 1),
-        torch.from_numpy(counts).T.to(index.device),
-        None if seeds is None else torch.from_numpy(seeds).T.to(index.device),
-        None if crops is None else torch.from_numpy(crops).transpose(0, 1).to(index.device),
-        whole=bool((counts == width).all()),
+        samples.transpose(0, 1),
+        torch.from_numpy(counts).T.to(samples.device),
+        None if seeds is None else torch.from_numpy(seeds).T.to(samples.device),
+        None if crops is None else torch.from_numpy(crops).transpose(0, 1).to(samples.device),
+        whole=bool((counts == shape[2]).all()),
     )
 
 
-def _one(
-    positions: np.ndarray,
-    counts: np.ndarray,
-    begin: int,
-    n: int,
-    K: int,
-    size: int,
-    key: Key,
-    client: int,
-) -> None:
-    """Fill in one client's minibatches."""
-    if size == n:  # the whole of it, whose order does not matter
-        positions[:K, :n], counts[:K] = begin + np.arange(n), n
+def _counts(sizes: np.ndarray, width: np.ndarray, K: np.ndarray) -> np.ndarray:
+    """How many samples each minibatch has, `[K, S]`: the last of a pass what is left, none after a client's last step."""
+    full, rest = np.divmod(sizes, width)
+    k = np.arange(max(K))[:, None]
+    return np.where(k % (full + (rest > 0)) < full, width, rest) * (k < K)
+
+
+def _one(positions: np.ndarray, source: Source, K: int, width: int) -> None:
+    """Fill in where the samples of one client's minibatches lie, counted from its first."""
+    n = source.size
+    if width == n:  # the whole of it, whose order does not matter
+        positions[:K, :n] = np.arange(n)
         return
-    random = stream(Purpose.MINIBATCH, key, client)
-    full, rest = divmod(n, size)
+    random = stream(Purpose.MINIBATCH, source.key, source.client)
+    full, rest = divmod(n, width)
     a_pass = full + (rest > 0)
     for first in range(0, K, a_pass):
-        order = begin + random.permutation(n)
+        order = random.permutation(n)
         now = min(full, K - first)
-        positions[first : first + now, :size] = order[: now * size].reshape(now, size)
-        counts[first : first + now] = size
+        positions[first : first + now, :width] = order[: now * width].reshape(now, width)
         if rest and first + full < K:
-            positions[first + full, :rest], counts[first + full] = order[full * size :], rest
+            positions[first + full, :rest] = order[full * width :]

@@ -3,7 +3,9 @@
 import random as Random
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
+from dataclasses import replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from undrift.hyper import check_value
 from undrift.keyed import Key, Purpose, generator
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import Heterogeneity, measured, picture, summary
-from undrift.problems.minibatches import Minibatches, draw
+from undrift.problems.minibatches import Minibatches, Source, draw, sources
 from undrift.problems.weights import client_weights
 
 EVALUATION_BATCH = 2048
@@ -159,8 +161,7 @@ class ModelProblem:
     def draw(
         self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> Minibatches:
-        seeded = bool(self.flat.dropouts) or self._hidden_randomness
-        return draw(self.parts, self.index, key, clients, steps, batch, seeded, self.augment)
+        return self._draw(sources(self.parts, clients, repeat(key)), steps, batch)
 
     def draw_each(
         self,
@@ -171,9 +172,16 @@ class ModelProblem:
         batch: int | None,
     ) -> Minibatches:
         """The same where every client has a round of its own."""
-        seeded = bool(self.flat.dropouts) or self._hidden_randomness
-        parts, index, augment = self.parts, self.index, self.augment
-        return draw(parts, index, key, clients, steps, batch, seeded, augment, rounds)
+        keys = [replace(key, round=t) for t in rounds]
+        return self._draw(sources(self.parts, clients, keys), steps, batch)
+
+    def _draw(self, each: Sequence[Source], steps: Sequence[int], batch: int | None) -> Minibatches:
+        return draw(each, steps, batch, self.seeded, self.augment, self.index.__getitem__)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the model draws random numbers, for which every minibatch has a seed."""
+        return bool(self.flat.dropouts) or self._hidden_randomness
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
         samples, seeds = minibatches.samples[:, k], minibatches.seeds

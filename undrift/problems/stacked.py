@@ -6,6 +6,7 @@ gathered once and multiplied with the models of all of them at once.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.func import grad, vmap
 
 from undrift.columns import Alone
 from undrift.keyed import Key
-from undrift.problems.minibatches import Minibatches
+from undrift.problems.minibatches import Minibatches, Source, draw, sources
 from undrift.problems.model import ModelProblem, _is_classification
 
 Visitor = tuple[int, int]  # the number of a seed, and a client of its
@@ -35,13 +36,22 @@ class Stacked:
         self, key: Key, rows: Sequence[Visitor], steps: Sequence[int], batch: int | None
     ) -> Minibatches:
         """The minibatches of the visitors, each once."""
-        found = []
         visitors, counts = rows[:: self.width], steps[:: self.width]
-        for s, begin, end in _stretches(visitors):
-            clients = [i for _, i in visitors[begin:end]]
+        stretches = _stretches(visitors)
+        each: list[Source] = []
+        for s, begin, end in stretches:
             own = replace(key, seed=self.seeds[s])
-            found.append(self.problems[s].draw(own, clients, counts[begin:end], batch))
-        return _joined(found)
+            each += sources(
+                self.problems[s].parts, [i for _, i in visitors[begin:end]], repeat(own)
+            )
+
+        def numbers(positions: Tensor) -> Tensor:
+            found = torch.empty_like(positions, device=self.first.index.device)
+            for s, begin, end in stretches:  # each seed has a partition of its own
+                found[:, begin:end] = self.problems[s].index[positions[:, begin:end]]
+            return found
+
+        return draw(each, counts, batch, self.first.seeded, self.first.augment, numbers)
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
         samples, counts = minibatches.samples[:, k], minibatches.counts[:, k]
@@ -193,32 +203,3 @@ def _stretches(visitors: Sequence[Visitor]) -> list[tuple[int, int, int]]:
     edges = [j for j in range(1, len(visitors)) if visitors[j][0] != visitors[j - 1][0]]
     begins, ends = [0, *edges], [*edges, len(visitors)]
     return [(visitors[a][0], a, b) for a, b in zip(begins, ends, strict=True)]
-
-
-def _joined(parts: Sequence[Minibatches]) -> Minibatches:
-    """Minibatches of several seeds, with room for the most steps and the widest of them."""
-    if len(parts) == 1:
-        return parts[0]
-    width = max(part.samples.shape[2] for part in parts)
-    K = max(part.samples.shape[1] for part in parts)
-    parts = [part.widened(width) for part in parts]
-
-    def stack(each: Sequence[Tensor | None]) -> Tensor | None:
-        given = [t for t in each if t is not None]
-        if not given:
-            return None
-        # steps come first in memory, as in each part
-        whole = (
-            given[0].new_zeros(K, sum(len(t) for t in given), *given[0].shape[2:]).transpose(0, 1)
-        )
-        begin = 0
-        for t in given:
-            whole[begin : begin + len(t), : t.shape[1]] = t
-            begin += len(t)
-        return whole
-
-    samples, counts = stack([p.samples for p in parts]), stack([p.counts for p in parts])
-    assert samples is not None and counts is not None
-    seeds, crops = stack([p.seeds for p in parts]), stack([p.augmentation for p in parts])
-    whole = all(part.whole and part.samples.shape[1] == K for part in parts)
-    return Minibatches(samples, counts, seeds, crops, whole)
