@@ -154,7 +154,7 @@ void outputs(const T* X, const int64_t* numbers, const T* W, T* out, const int64
   const int64_t clients = sizes[0], n = sizes[1], k = sizes[2], W_step = sizes[3], W_down = sizes[4];
   const Samples<T> samples = {X, numbers, sizes[5], sizes[6], sizes[7]};
   const int64_t shares = (n + SHARE - 1) / SHARE;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(static)
   for (int64_t share = 0; share < clients * shares; share++) {
     const int64_t client = share / shares, row = share % shares * SHARE;
     const T* w = W + client * W_step + row * W_down;
@@ -250,7 +250,7 @@ void summed(T* y, const T* v, const T* factor, const T* A, const T* X, const int
   std::vector<const T*> B(clients * k);
   for (int64_t j = 0; j < clients * k; j++) B[j] = samples.at(j / k, j % k);
   const int64_t blocks = (n + HEIGHT - 1) / HEIGHT;
-#pragma omp parallel for schedule(dynamic, 8)
+#pragma omp parallel for schedule(static)
   for (int64_t block = 0; block < clients * runs * blocks; block++) {
     const int64_t row = block / blocks, client = row / runs, first = block % blocks * HEIGHT;
     const Rows<T> rows = {y + (row * n + first) * m,
