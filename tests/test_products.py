@@ -139,6 +139,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
     monkeypatch.setattr(program, "LARGE", 0)
     monkeypatch.setattr(gathering, "LONG", 1)
+    monkeypatch.setattr(gathering, "WORTH", 1)
     return seen
 
 

@@ -8,6 +8,7 @@ from undrift.engines.nodes import VIEWS, aten, made, value_of
 from undrift.engines.products import MOST_BYTES, functions, outputs
 
 LONG = 256  # numbers in a sample, from which on a product along them is faster than a library's
+WORTH = 2**20  # multiplications of all clients, from which on a call is faster than a loop in the compiled code
 
 
 def is_ours(*matrices: Any) -> bool:
@@ -26,13 +27,24 @@ def multiply_by_rows(graph: Graph) -> None:
     """Multiply samples with rows of a layer, both along memory, where these are long."""
     for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
         X, W = node.args
-        k = value_of(X).shape[2]
-        if k < LONG or value_of(W).stride(1) != 1 or not is_ours(W, X):
+        along = value_of(X).shape[2] >= LONG and value_of(W).stride(1) == 1
+        if not along or multiplications(node) < WORTH or not is_ours(W, X):
             continue
         with graph.inserting_before(node):
             rows = made(graph, aten.permute.default, W, [0, 2, 1])
             node.replace_all_uses_with(made(graph, outputs, *read(graph, X), rows))
         graph.erase_node(node)
+
+
+def adds_samples(product: Any) -> bool:
+    """Whether it is a sum of long samples that need not be gathered, large enough for a call: a layer's gradient."""
+    A, X = product.args
+    long = value_of(X).shape[2] >= LONG and gathered(X) is not None
+    return long and multiplications(product) >= WORTH and is_ours(A, X)
+
+
+def multiplications(product: Any) -> int:
+    return value_of(product).numel() * value_of(product.args[0]).shape[2]
 
 
 def read(graph: Graph, X: Node) -> tuple[Node, Node | None]:

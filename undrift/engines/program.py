@@ -20,7 +20,7 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 from undrift.engines.folding import apart_from, in_place, summands_of, write
-from undrift.engines.gathering import multiply_by_rows
+from undrift.engines.gathering import adds_samples, multiply_by_rows
 from undrift.engines.hoisting import taken_out
 from undrift.engines.nodes import aten, made, reshaped, value_of
 from undrift.engines.pooling import BACKWARD, POOL, pool_by_windows
@@ -89,6 +89,7 @@ def compile_step(
     )
     _in_batches(graph.graph)
     share(graph.graph)
+    multiply_by_rows(graph.graph)
     if arguments[0].device.type == "cpu":
         _small_products(graph.graph)
     counts = [len(pieces) for pieces in carried]
@@ -191,7 +192,8 @@ def _small_products(graph: Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
         a, b = node.args
         (_, m, k), n = value_of(a).shape, value_of(b).shape[2]
-        if m * k * n > SMALL_PRODUCT:
+        folded = value_of(node).numel() >= LARGE and adds_samples(node)
+        if m * k * n > SMALL_PRODUCT or folded:
             continue
         with graph.inserting_before(node):
             if k > 64:  # long sums run along memory
@@ -214,7 +216,6 @@ def _write_back(module: GraphModule, layout: Layout, counts: Sequence[int]) -> N
         parts = in_pieces(module, layout, output.args[0], counts)
         output.args = (parts,)
         graph.eliminate_dead_code()  # whole vectors, which would still use their pieces
-        multiply_by_rows(graph)
         share_models(graph)
         output.args = ((),)
         # an old value that is carried on elsewhere must be kept before it is written over
