@@ -8,7 +8,9 @@ from undrift.engines.nodes import VIEWS, aten, made, value_of
 from undrift.engines.products import MOST_BYTES, functions, outputs
 
 LONG = 256  # numbers in a sample, from which on a product along them is faster than a library's
-WORTH = 2**20  # multiplications of all clients, from which on a call is faster than a loop in the compiled code
+WORTH = (
+    2**20
+)  # multiplications of all clients, from which on a call is faster than a loop in the compiled code
 
 
 def is_ours(*matrices: Any) -> bool:

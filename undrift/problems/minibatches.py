@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +39,7 @@ class Minibatches:
         )
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """What a client's minibatches are drawn from, and by which key."""
 
     key: Key
@@ -67,22 +67,19 @@ def draw(
     `numbers` are those of the samples that lie at given positions, `[K, S, batch]`.
     """
     sizes, K = np.array([source.size for source in each]), np.array(steps)
-    width = np.minimum(sizes, max(sizes) if batch is None else batch)
-    # steps come first in memory, because one step of all clients is what is read at a time
-    shape = max(steps), len(each), max(width)
-    positions = np.zeros(shape, dtype=np.int64)
+    width = np.minimum(sizes, sizes.max() if batch is None else batch)
+    positions = _side_by_side(list(map(_one, each, steps, width.tolist())), K, width)
+    positions += np.array([source.begin for source in each])[:, None]
+    shape = positions.shape
     seeds = np.zeros(shape[:2], dtype=np.int64) if seeded else None
     crops = None if augment is None else np.zeros((*shape, 3), dtype=np.int64)
     for row, (source, k, size) in enumerate(zip(each, steps, width.tolist(), strict=True)):
-        _one(positions[:, row], source, k, size)
         if seeds is not None:
-            seeds[:k, row] = stream(Purpose.DROPOUT, source.key, source.client).integers(
-                2**62, size=k
-            )
+            random = stream(Purpose.DROPOUT, source.key, source.client)
+            seeds[:k, row] = random.integers(2**62, size=k)
         if augment is not None and crops is not None:
             random = stream(Purpose.AUGMENTATION, source.key, source.client)
             crops[:k, row, :size] = augment.draw(random, (k, size))
-    positions += np.array([source.begin for source in each])[:, None]
     counts = _counts(sizes, width, K)
     samples = numbers(torch.from_numpy(positions))
     return Minibatches(
@@ -97,22 +94,32 @@ def draw(
 def _counts(sizes: np.ndarray, width: np.ndarray, K: np.ndarray) -> np.ndarray:
     """How many samples each minibatch has, `[K, S]`: the last of a pass what is left, none after a client's last step."""
     full, rest = np.divmod(sizes, width)
-    k = np.arange(max(K))[:, None]
+    k = np.arange(K.max())[:, None]
     return np.where(k % (full + (rest > 0)) < full, width, rest) * (k < K)
 
 
-def _one(positions: np.ndarray, source: Source, K: int, width: int) -> None:
-    """Fill in where the samples of one client's minibatches lie, counted from its first."""
+def _one(source: Source, K: int, width: int) -> np.ndarray:
+    """Where the samples of one client's minibatches lie, counted from its first, `[K width]`: pass after pass."""
     n = source.size
     if width == n:  # the whole of it, whose order does not matter
-        positions[:K, :n] = np.arange(n)
-        return
+        return np.tile(np.arange(n), K)
     random = stream(Purpose.MINIBATCH, source.key, source.client)
-    full, rest = divmod(n, width)
-    a_pass = full + (rest > 0)
-    for first in range(0, K, a_pass):
-        order = random.permutation(n)
-        now = min(full, K - first)
-        positions[first : first + now, :width] = order[: now * width].reshape(now, width)
-        if rest and first + full < K:
-            positions[first + full, :rest] = order[full * width :]
+    if K * width <= n:
+        return random.permutation(n)[: K * width]
+    a_pass = -(-n // width) * width  # with room in the last minibatch, if that is short
+    found = np.zeros(-(-K * width // a_pass) * a_pass, dtype=np.int64)
+    for first in range(0, K * width, a_pass):
+        found[first : first + n] = random.permutation(n)
+    return found[: K * width]
+
+
+def _side_by_side(rows: Sequence[np.ndarray], K: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """The minibatches of all clients, `[K, S, batch]`, with room for the most steps and the widest of them."""
+    # steps come first in memory, because one step of all clients is what is read at a time
+    found = np.zeros((K.max(), len(rows), width.max()), dtype=np.int64)
+    if K.min() == len(found) and width.min() == found.shape[2]:
+        found[:] = np.stack(rows).reshape(len(rows), len(found), -1).transpose(1, 0, 2)
+        return found
+    for row, (mine, k, size) in enumerate(zip(rows, K.tolist(), width.tolist(), strict=True)):
+        found[:k, row, :size] = mine.reshape(k, size)
+    return found
