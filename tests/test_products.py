@@ -13,7 +13,7 @@ import undrift as ud
 from tests.federation import gap, path
 from tests.test_engines import needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
-from undrift.engines import gathering, products, program
+from undrift.engines import Choice, gathering, products, program
 
 SIZES = {"clients": (1, 3), "runs": (1, 3), "n": (1, 25), "m": (1, 70), "k": (1, 5)}
 
@@ -228,6 +228,32 @@ def test_runs_together_read_samples_where_they_lie(monkeypatch: pytest.MonkeyPat
         assert float((ours.x - alone.x).abs().max()) < 1e-9
     assert "undrift.outputs.default" in seen and "undrift.summed_.default" in seen
     assert "gathered torch.float64" not in seen
+
+
+class Lookup(nn.Module):
+    """Rows of a table that is trained with what they are multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 6, dtype=torch.float64) / 3)
+        self.layer = nn.Linear(6, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.table[x.long().flatten()])
+
+
+@pytest.mark.parametrize("engine", ["compiled", Choice("compiled", 1)], ids=str)
+def test_rows_of_the_model_are_no_data(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are written over while samples are added up; a program that read them then would be given up."""
+    large(monkeypatch)
+    torch.manual_seed(0)
+    X, Y = torch.randint(8, (40, 1)).double(), torch.arange(40) % 3
+    problem = ud.federate((X, Y), model=Lookup(), loss=cross_entropy, clients=ud.IID(8))
+    ours = path(ud.Scaffold(), problem, engine=engine, **SETTINGS)
+    assert gap(ours, path(ud.Scaffold(), problem, **SETTINGS)) < 1e-9
+    assert "not compiled" not in caplog.text
 
 
 class Fading(FedAvg):

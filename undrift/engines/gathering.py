@@ -5,32 +5,32 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from undrift.engines.nodes import VIEWS, aten, made, value_of
-from undrift.engines.products import MOST_BYTES, functions, outputs
+from undrift.engines.products import functions, outputs
 
-LONG = 256  # numbers in a sample, from which on a product along them is faster than a library's
-WORTH = (
-    2**20
-)  # multiplications of all clients, from which on a call is faster than a loop in the compiled code
+# where products of our own are faster than a library's:
+LONG = 256  # along samples of so many numbers or more
+MANY = 128  # and of so many or fewer of them to a client
+MOST_BYTES = (
+    2**18
+)  # to add up samples of so many bytes a client, which are read again and again; a library takes them apart
+# multiplications of all clients, from which on a call is faster than a loop in the compiled code
+WORTH = 2**20
 
 
-def is_ours(*matrices: Any) -> bool:
-    """Whether there is code for matrices of this kind, the last of which are samples: `[clients, samples, numbers]`."""
+def are_ours(*matrices: Any) -> bool:
+    """Whether there is code for matrices of this kind."""
     values = [value_of(matrix) for matrix in matrices]
-    samples = values[-1]
-    return (
-        samples.device.type == "cpu"
-        and all(value.dtype == samples.dtype for value in values)
-        and samples[0].nbytes <= MOST_BYTES
-        and samples.dtype in functions()
-    )
+    kinds = {(value.device.type, value.dtype) for value in values}
+    return kinds <= {("cpu", dtype) for dtype in functions()} and len(kinds) == 1
 
 
 def multiply_by_rows(graph: Graph) -> None:
     """Multiply samples with rows of a layer, both along memory, where these are long."""
     for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
         X, W = node.args
-        along = value_of(X).shape[2] >= LONG and value_of(W).stride(1) == 1
-        if not along or multiplications(node) < WORTH or not is_ours(W, X):
+        _, samples, numbers = value_of(X).shape
+        fit = numbers >= LONG and samples <= MANY and value_of(W).stride(1) == 1
+        if not fit or multiplications(node) < WORTH or not are_ours(W, X):
             continue
         with graph.inserting_before(node):
             rows = made(graph, aten.permute.default, W, [0, 2, 1])
@@ -38,14 +38,20 @@ def multiply_by_rows(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def are_added(A: Any, X: Any) -> bool:
+    """Whether samples that A is multiplied with, `[clients, samples, numbers]`, can be added up by code of our own."""
+    return value_of(X)[0].nbytes <= MOST_BYTES and are_ours(A, X)
+
+
 def adds_samples(product: Any) -> bool:
     """Whether it is a sum of long samples that need not be gathered, large enough for a call: a layer's gradient."""
     A, X = product.args
     long = value_of(X).shape[2] >= LONG and gathered(X) is not None
-    return long and multiplications(product) >= WORTH and is_ours(A, X)
+    return long and multiplications(product) >= WORTH and are_added(A, X)
 
 
 def multiplications(product: Any) -> int:
+    """In all matrices of a batch."""
     return value_of(product).numel() * value_of(product.args[0]).shape[2]
 
 
@@ -59,7 +65,7 @@ def read(graph: Graph, X: Node) -> tuple[Node, Node | None]:
 
 
 def gathered(X: Node) -> tuple[Node, Node] | None:
-    """The data that samples are gathered from, and by which numbers; None if they are computed."""
+    """The data that samples are gathered from, and by which numbers, both given; None if they are computed."""
     node: Any = X
     while node.target in VIEWS or _is_one_of_many(node):
         if node.target is aten.permute.default:
@@ -68,10 +74,12 @@ def gathered(X: Node) -> tuple[Node, Node] | None:
     if node.target is not aten.index.Tensor:
         return None
     data, (numbers, *others) = node.args
-    each = value_of(data)[0].numel()
-    if others or each != value_of(X).shape[2] or value_of(node).numel() != value_of(X).numel():
+    if others or any(
+        n.op != "placeholder" or not value_of(n).is_contiguous() for n in (data, numbers)
+    ):
         return None
-    return (data, numbers) if value_of(data).is_contiguous() else None
+    whole = value_of(data)[0].numel() == value_of(X).shape[2]
+    return (data, numbers) if whole and value_of(node).numel() == value_of(X).numel() else None
 
 
 def _is_one_of_many(node: Node) -> bool:

@@ -20,8 +20,6 @@ from torch import Tensor
 
 log = logging.getLogger("undrift")
 
-# of a client's samples, which are read again and again: beyond that a library, which takes them apart, is faster
-MOST_BYTES = 2**18
 NAMES = {torch.float32: "float", torch.float64: "double"}
 
 _library = torch.library.Library("undrift", "FRAGMENT")
