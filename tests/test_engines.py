@@ -19,7 +19,7 @@ from tests.test_conformance import made
 from tests.test_optimum import quadratic
 from undrift.algorithms.fedavg import Up
 from undrift.engines import choice as choices
-from undrift.engines import program
+from undrift.engines import gathering, products, program
 from undrift.engines.choice import Choice, choose, compiler
 from undrift.engines.compiled import COMPILERS
 
@@ -178,8 +178,11 @@ def test_compiled_products_of_large_layers(
     from torch._inductor import config, lowering
 
     monkeypatch.setenv("CI", "true")  # where torch is stricter about operators in place
-    for operator in (torch.ops.aten.baddbmm_.default, torch.ops.undrift.summed_.default):
+    for operator in (torch.ops.aten.baddbmm_.default, products.outputs, products.summed_):
         lowering.lowerings.pop(operator, None)
+    # all products that can be are our own, those of the first layer with samples where they lie
+    for module, name in ((gathering, "LONG"), (gathering, "WORTH"), (program, "LARGE")):
+        monkeypatch.setattr(module, name, 1)
     net = nn.Sequential(
         nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 90), nn.ReLU(), nn.Linear(90, 3)
     )

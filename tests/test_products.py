@@ -1,8 +1,10 @@
 """Products of our own: the compiled code by itself, and where it serves."""
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -52,7 +54,9 @@ def test_it_is_the_sum(
     clients, runs, n, m, k = sizes.values()
     random = torch.Generator().manual_seed(seed)
     rows = clients * runs
-    y = drawn(random, dtype, rows, n * m)
+    around = drawn(random, dtype, rows * n * m + 200)  # nothing beside y is to be touched
+    before = around.clone()
+    y = around[100:-100].view(rows, n * m)
     v = {
         "none": None,
         "shared": drawn(random, dtype, 1, n * m).expand(rows, -1),
@@ -65,12 +69,13 @@ def test_it_is_the_sum(
     samples = x
     if by_number:
         x = drawn(random, dtype, 9, m)
-        numbers = torch.randint(9, (clients, k), generator=random)
+        numbers = torch.randint(-9, 9, (clients, k), generator=random)
         samples = x[numbers]
     exact = y.double() if f is None else f.double() * y.double()
     exact = exact + (a.double() @ samples.double()).view(rows, -1) + (0 if v is None else v)
     products.summed_(y, v, f, a, x, numbers)
     assert float((y.double() - exact).abs().max()) < 100 * torch.finfo(dtype).eps
+    assert torch.equal(around[:100], before[:100]) and torch.equal(around[-100:], before[-100:])
 
 
 @needs_compiler
@@ -105,7 +110,7 @@ def test_it_is_the_product(
     whole = x
     if by_number:
         x = drawn(random, dtype, 9, k)
-        numbers = torch.randint(9, (clients, samples), generator=random)
+        numbers = torch.randint(-9, 9, (clients, samples), generator=random)
         whole = x[numbers]
     exact = whole.double() @ w.double().transpose(1, 2)
     found = products.outputs(x, numbers, w)
@@ -205,12 +210,28 @@ def test_samples_are_read_where_they_lie(name: str, monkeypatch: pytest.MonkeyPa
     assert "gathered torch.int64" in seen and "gathered torch.float64" not in seen  # only targets
 
 
-def plain() -> Any:
+def plain(clients: Any = None) -> Any:
     """Clients with as many samples each, which the model takes as they are stored."""
     torch.manual_seed(0)
     X, Y = torch.randn(40, 6, dtype=torch.float64), torch.arange(40) % 3
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    return ud.federate((X, Y), model=net, loss=cross_entropy, clients=ud.IID(8))
+    return ud.federate((X, Y), model=net, loss=cross_entropy, clients=clients or ud.IID(8))
+
+
+class Compact:
+    """A partition that counts samples in 32 bits."""
+
+    def split(self, samples: Any, seed: int) -> Any:
+        found = ud.IID(8).split(samples, seed)
+        return replace(found, index=found.index.astype(np.int32))
+
+
+@needs_compiler
+def test_numbers_of_another_kind_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = large(monkeypatch)
+    ours = path(ud.FedAvg(), plain(Compact()), engine="compiled", **SETTINGS)
+    assert gap(ours, path(ud.FedAvg(), plain(Compact()), **SETTINGS)) < 1e-9
+    assert "gathered torch.float64" in seen
 
 
 @needs_compiler

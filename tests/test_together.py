@@ -25,7 +25,7 @@ from undrift.together import Trial, run_together
 
 
 @cache
-def federation(seed: int) -> Any:
+def federation(seed: int, weights: str = "uniform") -> Any:
     """Clients of unequal size; the partition and the first model are the seed's."""
     random = torch.Generator().manual_seed(3)
     X = torch.randn(60, 5, dtype=torch.float64, generator=random)
@@ -33,7 +33,8 @@ def federation(seed: int) -> Any:
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     clients = ud.Dirichlet(6, alpha=1.0)
-    return ud.federate((X, Y), (X, Y), model=net, loss=F.cross_entropy, clients=clients, seed=seed)
+    kinds: dict[str, Any] = {"model": net, "loss": F.cross_entropy, "clients": clients}
+    return ud.federate((X, Y), (X, Y), weights=weights, seed=seed, **kinds)
 
 
 def other(algorithm: Any) -> Any:
@@ -121,6 +122,26 @@ def test_solvers_may_differ(
         for seed in (0, 1)
     ]
     check_equal(trials, rounds=2, participation=ud.Uniform(3))
+
+
+@pytest.mark.parametrize("engine", ["batched", "compiled"])
+def test_what_servers_know_may_change_from_round_to_round(
+    engine: str, monkeypatch: pytest.MonkeyPatch, lines: Any
+) -> None:
+    """Step sizes that shrink, and cohorts with other shares of the weight; ScaffoldM uses both, and K."""
+    monkeypatch.setattr(program, "built", lambda graph, *_: lambda args: graph(*args))  # as traced
+    trials = [
+        Trial(
+            ud.ScaffoldM(beta=0.3),
+            federation(seed, "samples"),
+            ud.Local(steps=[4, 2, 3, 1, 5, 3], batch=4, lr=lr, decay=decay),
+            seed,
+        )
+        for lr, decay in ((0.1, 0.5), ([0.2, 0.1, 0.3, 0.2], 1.0))
+        for seed in (0, 1)
+    ]
+    check_equal(trials, engine, rounds=4, participation=ud.Uniform(3))
+    assert lines() == []
 
 
 @pytest.mark.parametrize("layers", ["small", "large"])

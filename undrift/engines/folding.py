@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
-from undrift.engines.gathering import are_added, gathered, read
+from undrift.engines.gathering import are_added, are_long, gathered, read
 from undrift.engines.nodes import (
     VIEWS,
     aten,
@@ -139,11 +139,11 @@ def _is_summed(
     """Whether a value becomes a sum of itself, other vectors and products that are our own: with vectors that are added
     on the way, or with samples that need not be gathered."""
     others = [each for each in vectors if each is not old]
-    data = [found and found[0] for found in (gathered(b) for _, b in pairs)]
+    read_again = {node for _, b in pairs for node in gathered(b) or ()}
     return (
         old in vectors
-        and (len(others) > 0 or all(data))
-        and not {*data} & {*written}
+        and (len(others) > 0 or all(are_long(b) for _, b in pairs))
+        and not read_again & {*written}
         and all(_is_like(each, old) and root_of(each) not in written for each in others)
         and all(len(value_of(old)) % len(value_of(a)) == 0 for a, _ in pairs)  # whole rows in each
         and all(are_added(a, b) and value_of(a).dtype == value_of(old).dtype for a, b in pairs)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from undrift.engines.nodes import VIEWS, aten, made, value_of
@@ -19,17 +20,17 @@ WORTH = 2**20
 
 def are_ours(*matrices: Any) -> bool:
     """Whether there is code for matrices of this kind."""
-    values = [value_of(matrix) for matrix in matrices]
-    kinds = {(value.device.type, value.dtype) for value in values}
-    return kinds <= {("cpu", dtype) for dtype in functions()} and len(kinds) == 1
+    kinds = {(value_of(matrix).device.type, value_of(matrix).dtype) for matrix in matrices}
+    (device, dtype), *others = kinds
+    return not others and device == "cpu" and dtype in functions()
 
 
 def multiply_by_rows(graph: Graph) -> None:
     """Multiply samples with rows of a layer, both along memory, where these are long."""
     for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
         X, W = node.args
-        _, samples, numbers = value_of(X).shape
-        fit = numbers >= LONG and samples <= MANY and value_of(W).stride(1) == 1
+        _, samples, length = value_of(X).shape
+        fit = length >= LONG and samples <= MANY and value_of(W).stride(1) == 1
         if not fit or multiplications(node) < WORTH or not are_ours(W, X):
             continue
         with graph.inserting_before(node):
@@ -39,15 +40,19 @@ def multiply_by_rows(graph: Graph) -> None:
 
 
 def are_added(A: Any, X: Any) -> bool:
-    """Whether samples that A is multiplied with, `[clients, samples, numbers]`, can be added up by code of our own."""
+    """Whether samples that A is multiplied with, `[clients, samples, length]`, can be added up by code of our own."""
     return value_of(X)[0].nbytes <= MOST_BYTES and are_ours(A, X)
 
 
 def adds_samples(product: Any) -> bool:
     """Whether it is a sum of long samples that need not be gathered, large enough for a call: a layer's gradient."""
     A, X = product.args
-    long = value_of(X).shape[2] >= LONG and gathered(X) is not None
-    return long and multiplications(product) >= WORTH and are_added(A, X)
+    return are_long(X) and multiplications(product) >= WORTH and are_added(A, X)
+
+
+def are_long(X: Any) -> bool:
+    """Whether samples are worth reading where they lie."""
+    return value_of(X).shape[2] >= LONG and gathered(X) is not None
 
 
 def multiplications(product: Any) -> int:
@@ -56,7 +61,7 @@ def multiplications(product: Any) -> int:
 
 
 def read(graph: Graph, X: Node) -> tuple[Node, Node | None]:
-    """Samples `[clients, samples, numbers]` as products of our own take them: with their numbers, if they are gathered."""
+    """Samples `[clients, samples, length]` as products of our own take them: with their numbers, if they are gathered."""
     found = gathered(X)
     if found is None:
         return X, None
@@ -74,9 +79,8 @@ def gathered(X: Node) -> tuple[Node, Node] | None:
     if node.target is not aten.index.Tensor:
         return None
     data, (numbers, *others) = node.args
-    if others or any(
-        n.op != "placeholder" or not value_of(n).is_contiguous() for n in (data, numbers)
-    ):
+    given = all(n.op == "placeholder" and value_of(n).is_contiguous() for n in (data, numbers))
+    if others or not given or value_of(numbers).dtype != torch.int64:
         return None
     whole = value_of(data)[0].numel() == value_of(X).shape[2]
     return (data, numbers) if whole and value_of(node).numel() == value_of(X).numel() else None

@@ -83,10 +83,13 @@ template <typename T>
 struct Samples {
   const T* X;
   const int64_t* numbers;  // none: those of a client one after another
-  int64_t each, step, down;  // of a client so many; how far clients and samples are apart
+  // of a client so many; how far clients and samples are apart; how many there are, from whose end negative numbers count
+  int64_t each, step, down, all;
 
   const T* at(int64_t client, int64_t i) const {
-    return numbers ? X + numbers[client * each + i] * down : X + client * step + i * down;
+    if (!numbers) return X + client * step + i * down;
+    const int64_t number = numbers[client * each + i];
+    return X + (number < 0 ? number + all : number) * down;
   }
 };
 
@@ -152,7 +155,7 @@ void along_samples(const Samples<T>& samples, int64_t client, int64_t i, const T
 template <typename T>
 void outputs(const T* X, const int64_t* numbers, const T* W, T* out, const int64_t* sizes) {
   const int64_t clients = sizes[0], n = sizes[1], k = sizes[2], W_step = sizes[3], W_down = sizes[4];
-  const Samples<T> samples = {X, numbers, sizes[5], sizes[6], sizes[7]};
+  const Samples<T> samples = {X, numbers, sizes[5], sizes[6], sizes[7], sizes[8]};
   const int64_t shares = (n + SHARE - 1) / SHARE;
 #pragma omp parallel for schedule(static)
   for (int64_t share = 0; share < clients * shares; share++) {
@@ -246,7 +249,7 @@ void summed(T* y, const T* v, const T* factor, const T* A, const T* X, const int
   const int64_t clients = sizes[0], runs = sizes[1], n = sizes[2], m = sizes[3], k = sizes[4];
   const int64_t v_step = sizes[5], factor_step = sizes[6];  // from row to row, 0 if all have the same
   const int64_t A_step = sizes[7], A_down = sizes[8], A_right = sizes[9];
-  const Samples<T> samples = {X, numbers, k, sizes[10], sizes[11]};
+  const Samples<T> samples = {X, numbers, k, sizes[10], sizes[11], sizes[12]};
   std::vector<const T*> B(clients * k);
   for (int64_t j = 0; j < clients * k; j++) B[j] = samples.at(j / k, j % k);
   const int64_t blocks = (n + HEIGHT - 1) / HEIGHT;

@@ -71,10 +71,9 @@ def _outputs(x: Tensor, numbers: Tensor | None, w: Tensor) -> Tensor:
     """`[clients, samples, n]` from w `[clients, n, k]` and samples of k numbers each: x `[clients, samples, k]`, or those
     of x with these `[clients, samples]` numbers."""
     w = w if w.stride(2) == 1 else w.contiguous()
-    x, each = _samples(x, numbers)
-    clients, n, k = w.shape
-    out = w.new_empty(clients, each[0], n)
-    _call(functions()[w.dtype].outputs, (x, numbers, w, out), (*w.shape, *w.stride()[:2], *each))
+    x, where = _samples(x, numbers)
+    out = w.new_empty(w.shape[0], where[0], w.shape[1])
+    _call(functions()[w.dtype].outputs, (x, numbers, w, out), (*w.shape, *w.stride()[:2], *where))
     return out
 
 
@@ -83,22 +82,22 @@ def _summed(
 ) -> None:
     """y `[rows, length]`, whole in memory; v like it, or one row for all; the factor f of all rows or of each; a
     `[clients, n, samples]`, where each client has as many rows of y as fit, and samples as in `outputs`."""
-    x, (k, *apart) = _samples(x, numbers)
+    x, (k, *where) = _samples(x, numbers)
     clients, n, _ = a.shape
     runs, each = len(y) // clients, factor is not None and len(factor) > 1
     m, v_step = y.shape[1] * runs // n, 0 if v is None else v.stride(0)
     if not each and (v is None or v_step == y.shape[1]):  # as if they were rows of one run
         runs, v_step = 1, v_step * runs
-    sizes = (clients, runs, n // runs, m, k, v_step, each, *a.stride(), *apart)
+    sizes = (clients, runs, n // runs, m, k, v_step, each, *a.stride(), *where)
     _call(functions()[y.dtype].summed, (y, v, factor, a, x, numbers), sizes)
 
 
-def _samples(x: Tensor, numbers: Tensor | None) -> tuple[Tensor, tuple[int, int, int]]:
-    """Samples whose numbers lie side by side; how many a client has, and how far clients and samples are apart."""
+def _samples(x: Tensor, numbers: Tensor | None) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """Samples, each in one stretch; how many a client has, how far clients and samples are apart, how many there are."""
     if numbers is not None:
-        return x, (numbers.shape[1], 0, x.stride(0))
+        return x, (numbers.shape[1], 0, x.stride(0), x.shape[0])
     x = x if x.stride(2) == 1 else x.contiguous()
-    return x, (x.shape[1], x.stride(0), x.stride(1))
+    return x, (x.shape[1], x.stride(0), x.stride(1), 0)
 
 
 def _call(

@@ -89,8 +89,8 @@ def compile_step(
     )
     _in_batches(graph.graph)
     share(graph.graph)
-    multiply_by_rows(graph.graph)
     if arguments[0].device.type == "cpu":
+        multiply_by_rows(graph.graph)
         _small_products(graph.graph)
     counts = [len(pieces) for pieces in carried]
     _write_back(graph, layout, counts)

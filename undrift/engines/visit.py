@@ -266,10 +266,11 @@ def _is_fresh(node: Node) -> bool:
     others = 0
     while len(node.users) <= others and node.target is aten.view.default:
         node, others = node.args[0], 1  # pyright: ignore[reportAssignmentType]
-    computed = node.target is aten.clone.default or torch.Tag.pointwise in getattr(
-        node.target, "tags", ()
-    )
-    return len(node.users) <= others and computed and value_of(node).is_contiguous()
+    if len(node.users) > others or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    arithmetic = torch.Tag.pointwise in node.target.tags and not node.target._schema.is_mutable
+    computed = node.target is aten.clone.default or arithmetic
+    return computed and value_of(node).is_contiguous()
 
 
 def _after(module: GraphModule, layout: Layout, sent: int, own: Sequence[Node]) -> GraphModule:

@@ -93,9 +93,10 @@ def draw(
 
 def _counts(sizes: np.ndarray, width: np.ndarray, K: np.ndarray) -> np.ndarray:
     """How many samples each minibatch has, `[K, S]`: the last of a pass what is left, none after a client's last step."""
-    full, rest = np.divmod(sizes, width)
+    full, rest = np.divmod(sizes, np.maximum(width, 1))
     k = np.arange(K.max())[:, None]
-    return np.where(k % (full + (rest > 0)) < full, width, rest) * (k < K)
+    a_pass = np.maximum(full + (rest > 0), 1)
+    return np.where(k % a_pass < full, width, rest) * (k < K)
 
 
 def _one(source: Source, K: int, width: int) -> np.ndarray:
@@ -118,7 +119,7 @@ def _side_by_side(rows: Sequence[np.ndarray], K: np.ndarray, width: np.ndarray) 
     # steps come first in memory, because one step of all clients is what is read at a time
     found = np.zeros((K.max(), len(rows), width.max()), dtype=np.int64)
     if K.min() == len(found) and width.min() == found.shape[2]:
-        found[:] = np.stack(rows).reshape(len(rows), len(found), -1).transpose(1, 0, 2)
+        found[:] = np.stack(rows).reshape(len(rows), *found.shape[::2]).transpose(1, 0, 2)
         return found
     for row, (mine, k, size) in enumerate(zip(rows, K.tolist(), width.tolist(), strict=True)):
         found[:k, row, :size] = mine.reshape(k, size)
