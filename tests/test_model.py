@@ -88,6 +88,11 @@ def test_an_epoch_visits_every_sample_once() -> None:
                 assert sorted(seen) == sorted(problem.samples(client).tolist())
 
 
+def test_no_steps_draw_no_minibatches() -> None:
+    minibatches = federation().draw(Key(0, 1), [0, 3], [0, 0], 5)
+    assert minibatches.samples.shape[:2] == minibatches.counts.shape == (2, 0)
+
+
 def test_minibatches_depend_on_their_key_only() -> None:
     problem = federation()
     alone = problem.draw(Key(0, 3), [2], [6], 4).samples[0]

@@ -4,8 +4,9 @@ The step is traced once (make_fx) as a function of tensors: the vectors it carri
 and every other float, the minibatch.  Nothing of it is guarded or looked up again, so another round, another step size or
 another beta runs the same code.  Vectors are cut where the model's parameters begin and end (`cut`), so that a layer's
 gradient goes from the matrix product into the update without a copy; new values are written over old ones.  Products with
-samples that several runs share are made one (sharing.py), small ones are written as loops, and updates are folded into the
-others (folding.py), together with sums of vectors that stay the same during all steps (products.py, hoisting.py).
+samples that several runs share are made one (sharing.py), those with long samples read them where they lie (gathering.py,
+products.py), small ones are written as loops, and updates are folded into the others (folding.py), together with sums of
+vectors that stay the same during all steps (hoisting.py).
 """
 
 from collections.abc import Callable, Sequence
