@@ -66,37 +66,39 @@ def draw(
 
     `numbers` are those of the samples that lie at given positions, `[K, S, batch]`.
     """
-    sizes, K = np.array([source.size for source in each]), np.array(steps)
-    width = np.minimum(sizes, sizes.max() if batch is None else batch)
-    positions = _side_by_side(list(map(_one, each, steps, width.tolist())), K, width)
+    sizes = [source.size for source in each]
+    width = [n if batch is None else min(batch, n) for n in sizes]
+    alike = len({*steps}) == len({*width}) == 1
+    positions = _side_by_side(list(map(_one, each, steps, width)), steps, width, alike)
     positions += np.array([source.begin for source in each])[:, None]
     shape = positions.shape
     seeds = np.zeros(shape[:2], dtype=np.int64) if seeded else None
     crops = None if augment is None else np.zeros((*shape, 3), dtype=np.int64)
-    for row, (source, k, size) in enumerate(zip(each, steps, width.tolist(), strict=True)):
+    for row, (source, k, size) in enumerate(zip(each, steps, width, strict=True)):
         if seeds is not None:
             random = stream(Purpose.DROPOUT, source.key, source.client)
             seeds[:k, row] = random.integers(2**62, size=k)
         if augment is not None and crops is not None:
             random = stream(Purpose.AUGMENTATION, source.key, source.client)
             crops[:k, row, :size] = augment.draw(random, (k, size))
-    counts = _counts(sizes, width, K)
+    whole = alike and all(steps[0] * width[0] <= n or n % width[0] == 0 for n in sizes)
+    counts = np.full(shape[:2], width[0]) if whole else _counts(sizes, width, steps)
     samples = numbers(torch.from_numpy(positions))
     return Minibatches(
         samples.transpose(0, 1),
         torch.from_numpy(counts).T.to(samples.device),
         None if seeds is None else torch.from_numpy(seeds).T.to(samples.device),
         None if crops is None else torch.from_numpy(crops).transpose(0, 1).to(samples.device),
-        whole=bool((counts == shape[2]).all()),
+        whole,
     )
 
 
-def _counts(sizes: np.ndarray, width: np.ndarray, K: np.ndarray) -> np.ndarray:
+def _counts(sizes: Sequence[int], width: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     """How many samples each minibatch has, `[K, S]`: the last of a pass what is left, none after a client's last step."""
     full, rest = np.divmod(sizes, np.maximum(width, 1))
-    k = np.arange(K.max())[:, None]
     a_pass = np.maximum(full + (rest > 0), 1)
-    return np.where(k % a_pass < full, width, rest) * (k < K)
+    k = np.arange(max(steps))[:, None]
+    return np.where(k % a_pass < full, width, rest) * (k < np.array(steps))
 
 
 def _one(source: Source, K: int, width: int) -> np.ndarray:
@@ -114,13 +116,15 @@ def _one(source: Source, K: int, width: int) -> np.ndarray:
     return found[: K * width]
 
 
-def _side_by_side(rows: Sequence[np.ndarray], K: np.ndarray, width: np.ndarray) -> np.ndarray:
+def _side_by_side(
+    rows: Sequence[np.ndarray], steps: Sequence[int], width: Sequence[int], alike: bool
+) -> np.ndarray:
     """The minibatches of all clients, `[K, S, batch]`, with room for the most steps and the widest of them."""
     # steps come first in memory, because one step of all clients is what is read at a time
-    found = np.zeros((K.max(), len(rows), width.max()), dtype=np.int64)
-    if K.min() == len(found) and width.min() == found.shape[2]:
-        found[:] = np.stack(rows).reshape(len(rows), *found.shape[::2]).transpose(1, 0, 2)
-        return found
-    for row, (mine, k, size) in enumerate(zip(rows, K.tolist(), width.tolist(), strict=True)):
+    K, S, most = max(steps), len(rows), max(width)
+    if alike:
+        return np.concatenate(rows).reshape(S, K, most).swapaxes(0, 1).copy()
+    found = np.zeros((K, S, most), dtype=np.int64)
+    for row, (mine, k, size) in enumerate(zip(rows, steps, width, strict=True)):
         found[:k, row, :size] = mine.reshape(k, size)
     return found
