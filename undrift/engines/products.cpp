@@ -1,8 +1,8 @@
 // Products of the thin matrices that a step of many clients consists of, where a matrix library would need more passes
 // over memory:
 //
-//   outputs   X W'            samples and rows of a layer, both read along memory
-//   summed    y <- f y + v + A X   a tile of y stays in registers from the first product to the last
+//   outputs   X W'                  samples and rows of a layer, both read along memory
+//   summed    y <- f y + v + A X    products are added up in registers, so y and v go through memory once
 //
 // Samples may be given by number, and are then read where the data lie.
 
