@@ -27,6 +27,19 @@ def drawn(random: torch.Generator, dtype: torch.dtype, *shape: int, turned: bool
     return t.transpose(-1, -2) if turned else t
 
 
+def samples_of(
+    random: torch.Generator, dtype: torch.dtype, *shape: int, turned: bool, by_number: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Samples `[clients, samples, length]` as products take them, with their numbers if they have some, and as they are."""
+    if not by_number:
+        x = drawn(random, dtype, *shape, turned=turned)
+        return x, None, x
+    clients, samples, length = shape
+    data = drawn(random, dtype, 9, length)
+    numbers = torch.randint(-9, 9, (clients, samples), generator=random)
+    return data, numbers, data[numbers]
+
+
 KINDS = st.sampled_from([torch.float32, torch.float64])
 
 
@@ -65,12 +78,9 @@ def test_it_is_the_sum(
     }[v_is]
     f = None if f_is == "none" else drawn(random, dtype, rows if f_is == "each" else 1, 1)
     a = drawn(random, dtype, clients, runs * n, k, turned=turned[0])
-    x, numbers = drawn(random, dtype, clients, k, m, turned=turned[1]), None
-    samples = x
-    if by_number:
-        x = drawn(random, dtype, 9, m)
-        numbers = torch.randint(-9, 9, (clients, k), generator=random)
-        samples = x[numbers]
+    x, numbers, samples = samples_of(
+        random, dtype, clients, k, m, turned=turned[1], by_number=by_number
+    )
     exact = y.double() if f is None else f.double() * y.double()
     exact = exact + (a.double() @ samples.double()).view(rows, -1) + (0 if v is None else v)
     products.summed_(y, v, f, a, x, numbers)
@@ -106,12 +116,9 @@ def test_it_is_the_product(
     random = torch.Generator().manual_seed(seed)
     w = drawn(random, dtype, 1 if one_layer else clients, n, k, turned=turned[0])
     w = w.expand(clients, -1, -1)
-    x, numbers = drawn(random, dtype, clients, samples, k, turned=turned[1]), None
-    whole = x
-    if by_number:
-        x = drawn(random, dtype, 9, k)
-        numbers = torch.randint(-9, 9, (clients, samples), generator=random)
-        whole = x[numbers]
+    x, numbers, whole = samples_of(
+        random, dtype, clients, samples, k, turned=turned[1], by_number=by_number
+    )
     exact = whole.double() @ w.double().transpose(1, 2)
     found = products.outputs(x, numbers, w)
     assert found.shape == (clients, samples, n) and found.dtype == dtype

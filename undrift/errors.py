@@ -43,3 +43,12 @@ def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
     near = get_close_matches(got, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return InvalidInput(f"unknown {kind} {got!r}{hint} Known: {', '.join(known)}")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short; its kind, if it says nothing.
+
+    >>> first_line(ValueError("too small\\nand so on")), first_line(KeyError())
+    ('too small', 'KeyError')
+    """
+    return (str(error) or type(error).__name__).strip().splitlines()[0]

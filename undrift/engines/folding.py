@@ -80,8 +80,9 @@ def in_place(
     if vectors is not None and _is_summed(old, vectors, pairs, written):
         factor = vectors.pop(old)
         f = None if factor == 1.0 else _row(graph, [factor], old)
-        row = _row(graph, [*vectors.values()], old) if vectors else None
-        v = made(graph, weighted, list(vectors), row) if vectors else None
+        v = None
+        if vectors:
+            v = made(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
         return InPlace(None, pairs, shape, (v, f))
     return InPlace(apart_from(graph, found.rest, old, written), pairs, shape)
 
@@ -146,7 +147,7 @@ def _is_summed(
         and not read_again & {*written}
         and all(_is_like(each, old) and root_of(each) not in written for each in others)
         and all(len(value_of(old)) % len(value_of(a)) == 0 for a, _ in pairs)  # whole rows in each
-        and all(are_added(a, b) and value_of(a).dtype == value_of(old).dtype for a, b in pairs)
+        and all(are_added(b, a, old) for a, b in pairs)
     )
 
 

@@ -11,9 +11,8 @@ from undrift.engines.products import functions, outputs
 # where products of our own are faster than a library's:
 LONG = 256  # along samples of so many numbers or more
 MANY = 128  # and of so many or fewer of them to a client
-MOST_BYTES = (
-    2**18
-)  # to add up samples of so many bytes a client, which are read again and again; a library takes them apart
+# to add up samples of so many bytes a client, which are read again and again; a library takes more of them apart
+MOST_BYTES = 2**18
 # multiplications of all clients, from which on a call is faster than a loop in the compiled code
 WORTH = 2**20
 
@@ -39,15 +38,15 @@ def multiply_by_rows(graph: Graph) -> None:
         graph.erase_node(node)
 
 
-def are_added(A: Any, X: Any) -> bool:
-    """Whether samples that A is multiplied with, `[clients, samples, length]`, can be added up by code of our own."""
-    return value_of(X)[0].nbytes <= MOST_BYTES and are_ours(A, X)
+def are_added(X: Any, *others: Any) -> bool:
+    """Whether samples `[clients, samples, length]` can be added up by code of our own, with other matrices beside them."""
+    return value_of(X)[0].nbytes <= MOST_BYTES and are_ours(X, *others)
 
 
 def adds_samples(product: Any) -> bool:
     """Whether it is a sum of long samples that need not be gathered, large enough for a call: a layer's gradient."""
     A, X = product.args
-    return are_long(X) and multiplications(product) >= WORTH and are_added(A, X)
+    return are_long(X) and multiplications(product) >= WORTH and are_added(X, A)
 
 
 def are_long(X: Any) -> bool:

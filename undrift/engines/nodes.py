@@ -39,6 +39,11 @@ def made(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     return node
 
 
+def is_pointwise(node: Node) -> bool:
+    """Whether numbers in its value depend only on those in the same place."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
 def number(graph: Graph, value: float, like: Node) -> Node:
     """A number of the same kind."""
     return _new(graph, aten.full.default, ([], value), like)

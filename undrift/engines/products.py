@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.errors import first_line
+
 log = logging.getLogger("undrift")
 
 NAMES = {torch.float32: "float", torch.float64: "double"}
@@ -52,8 +54,9 @@ def functions() -> dict[torch.dtype, Functions]:
         with config.patch({"cpp.enable_floating_point_contract_flag": "fast"}):
             code: Any = CppCodeCache.load(source)
     except Exception as error:  # torch raises many kinds for what it cannot compile
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        log.info("products are a library's, which takes more passes over memory: %s", reason)
+        log.info(
+            "products are a library's, which takes more passes over memory: %s", first_line(error)
+        )
         return {}
 
     def function(name: str, places: int) -> Callable[..., None]:

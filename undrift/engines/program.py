@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 from undrift.engines.folding import apart_from, in_place, summands_of, write
 from undrift.engines.gathering import adds_samples, multiply_by_rows
 from undrift.engines.hoisting import taken_out
-from undrift.engines.nodes import aten, made, reshaped, value_of
+from undrift.engines.nodes import aten, is_pointwise, made, reshaped, value_of
 from undrift.engines.pooling import BACKWARD, POOL, pool_by_windows
 from undrift.engines.products import outputs, summed_
 from undrift.engines.sharing import share, share_models
@@ -297,9 +297,7 @@ def _is_elementwise(node: Node) -> bool:
     if node.target is aten.sum.dim_IntList:
         value, dims = value_of(node.args[0]), node.args[1]  # pyright: ignore[reportArgumentType]
         return all(dim % value.dim() < value.dim() - 1 for dim in dims)  # pyright: ignore
-    return node.target is aten.clone.default or torch.Tag.pointwise in getattr(
-        node.target, "tags", ()
-    )
+    return node.target is aten.clone.default or is_pointwise(node)
 
 
 def _elementwise(

@@ -11,6 +11,7 @@ from torch import Tensor
 from undrift.core import form_of
 from undrift.engines.closures import Held, rebound
 from undrift.engines.program import Layout, Pieces, compile_step, joined
+from undrift.errors import first_line
 from undrift.work import Refused, Work
 
 T = TypeVar("T")
@@ -64,8 +65,7 @@ def tried(make: Callable[[], T]) -> T | Refused:
     except Exception as error:  # torch raises many kinds for what it cannot trace or compile
         if isinstance(error, Refused):
             return error.with_traceback(None)  # which would keep all that it was raised in
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        return Refused(f"{type(error).__name__}: {reason}")
+        return Refused(f"{type(error).__name__}: {first_line(error)}")
 
 
 class Program:

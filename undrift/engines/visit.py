@@ -27,7 +27,7 @@ from undrift.engines import program
 from undrift.engines.batched import Local
 from undrift.engines.closures import held, rebound
 from undrift.engines.folding import apart_from
-from undrift.engines.nodes import aten, made, value_of
+from undrift.engines.nodes import aten, is_pointwise, made, root_of, value_of
 from undrift.engines.program import Layout, Pieces, in_pieces, traced
 from undrift.engines.steps import Minibatch, Program, fixed_of, layout_of
 from undrift.work import Refused, Work
@@ -266,11 +266,9 @@ def _is_fresh(node: Node) -> bool:
     others = 0
     while len(node.users) <= others and node.target is aten.view.default:
         node, others = node.args[0], 1  # pyright: ignore[reportAssignmentType]
-    if len(node.users) > others or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    arithmetic = torch.Tag.pointwise in node.target.tags and not node.target._schema.is_mutable
-    computed = node.target is aten.clone.default or arithmetic
-    return computed and value_of(node).is_contiguous()
+    # what is computed in place has a root elsewhere
+    computed = node.target is aten.clone.default or (is_pointwise(node) and root_of(node) is node)
+    return len(node.users) <= others and computed and value_of(node).is_contiguous()
 
 
 def _after(module: GraphModule, layout: Layout, sent: int, own: Sequence[Node]) -> GraphModule:
