@@ -1,21 +1,27 @@
 """Twenty runs of W1 (5 step sizes x 4 seeds) as one computation, against one run and against one after another.
 
-    python -m benchmarks.sweeps --threads 1
+    python -m benchmarks.sweeps                     round by round, all rows in turn
+    python -m benchmarks.sweeps --whole 500 2000    whole runs of so many rounds, each a process of its own
 
-Rounds of all rows are interleaved; what counts are ratios of medians.
+What counts are ratios of medians.  A whole run is one as users make it, engine "auto", evaluated every tenth round: its
+seconds begin when data and model are there, and contain what is imported and compiled on the way.
 """
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import undrift as ud
-from benchmarks.bench import interleaved, show, summary
+from benchmarks.bench import interleaved
+from benchmarks.tables import show, summary, written
 from benchmarks.workloads import WORKLOADS
-from undrift.together import Trial, rounds_together
+from undrift.together import Trial, rounds_together, run_together
 
 LRS, SEEDS = (0.01, 0.02, 0.05, 0.1, 0.2), range(4)
 
@@ -54,17 +60,63 @@ def rows_of(engine: str, each: list[Trial]) -> dict[str, Iterator[Any]]:
     }
 
 
+def seconds_of(count: int, rounds: int) -> float:
+    """How long the first so many trials take together, from their start to their end."""
+    each = trials()[:count]
+    settings: dict[str, Any] = {
+        "rounds": rounds, "participation": ud.Uniform(WORKLOADS[0].cohort), "evaluate_every": 10,
+    }  # fmt: skip
+    began = perf_counter()
+    if count > 1:
+        run_together(each, **settings)
+    else:
+        (one,) = each
+        ud.run(one.algorithm, one.problem, local=one.local, seed=one.seed, **settings)
+    return perf_counter() - began
+
+
+def whole(rounds: int, turns: int, threads: int) -> dict[str, dict[str, float]]:
+    """Whole runs of so many rounds, in turns; the first of each, which may compile anew, is not counted."""
+    counts = (1, len(LRS) * len(SEEDS))
+    found: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(turns + 1):
+        for count in counts:
+            asked = ("--trials", count, "--whole", rounds, "--threads", threads)
+            command = [sys.executable, "-m", "benchmarks.sweeps", *map(str, asked)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            found[count].append(float(done.stdout))
+    names = {1: "one run", counts[1]: f"{counts[1]} together"}
+    return {names[count]: summary(each[1:]) for count, each in found.items()}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--whole", type=int, nargs="+", help="whole runs of so many rounds")
+    parser.add_argument("--turns", type=int, default=3, help="of whole runs")
+    parser.add_argument("--trials", type=int, help=argparse.SUPPRESS)  # the process of a whole run
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    each = trials()
-    for engine in ("batched", "compiled"):
-        times = interleaved(rows_of(engine, each), asked.repetitions, asked.seconds)
-        show(f"W1, {asked.threads} threads", {name: summary(t) for name, t in times.items()})
+    if asked.trials:
+        return print(seconds_of(asked.trials, asked.whole[0]))
+    found: dict[str, Any] = {}
+    if asked.whole:
+        for rounds in asked.whole:
+            title = f"W1, whole runs of {rounds} rounds"
+            found[title] = whole(rounds, asked.turns, asked.threads)
+            show(title, found[title], unit="ms")
+    else:
+        each = trials()
+        for engine in ("batched", "compiled"):
+            times = interleaved(rows_of(engine, each), asked.repetitions, asked.seconds)
+            title = f"W1, {asked.threads} threads, {engine}"
+            found[title] = {name: summary(t) for name, t in times.items()}
+            show(title, found[title])
+    print("written to", written("sweeps-whole" if asked.whole else "sweeps", asked.threads, found))
 
 
 if __name__ == "__main__":

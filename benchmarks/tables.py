@@ -26,9 +26,14 @@ def summary(times: list[float]) -> dict[str, float]:
     }
 
 
-def show(title: str, rows: dict[str, dict[str, float]], first: str | None = None) -> None:
+def show(
+    title: str,
+    rows: dict[str, dict[str, float]],
+    first: str | None = None,
+    unit: str = "ms a round",
+) -> None:
     table = Table(title=title)
-    for column in ("", "ms a round", "quartiles", "least", "ratio"):
+    for column in ("", unit, "quartiles", "least", "ratio"):
         table.add_column(column, justify="right" if column else "left")
     first = first or next(iter(rows))
     for name, row in rows.items():

@@ -19,7 +19,7 @@ from tests.test_conformance import made
 from tests.test_optimum import quadratic
 from undrift.algorithms.fedavg import Up
 from undrift.engines import choice as choices
-from undrift.engines import gathering, products, program
+from undrift.engines import gathering, inductor, products, program
 from undrift.engines.choice import Choice, choose, compiler
 from undrift.engines.compiled import COMPILERS
 
@@ -194,6 +194,33 @@ def test_compiled_products_of_large_layers(
     assert gap(ours, path(algorithm, problem, **settings)) < 1e-9
     assert (path(algorithm, problem, engine="compiled", **settings) == ours).all()
     assert refusals() == []
+
+
+@needs_compiler
+def test_programs_are_found_on_disk_the_next_time(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    local = ud.Local(steps=2, batch=4, lr=0.1)
+
+    def once() -> tuple[np.ndarray, int, int]:
+        counters.clear()
+        found = path(ud.Scaffold(), ragged(), engine="compiled", rounds=2, local=local)
+        here = counters["inductor"]
+        return found, here["fxgraph_cache_hit"], here["fxgraph_cache_miss"]
+
+    first, again = once(), once()
+    assert first[1:] == (0, 2) and again[1:] == (2, 0)  # the step, and what comes after it
+    assert (first[0] == again[0]).all()
+
+
+@pytest.mark.parametrize(("numbers", "kept"), [(inductor.MOST_CONSTANTS, True), (10**6, False)])
+def test_programs_with_large_frozen_parts_are_not_kept(numbers: int, kept: bool) -> None:
+    frozen = torch.ones(numbers)
+    graph, _, _ = program.traced(lambda x: [x + frozen], [[torch.ones(1)]])
+    assert inductor.may_be_kept(graph) is kept
 
 
 @needs_compiler

@@ -70,6 +70,8 @@ class ClientStates:
 
     def gather(self, clients: Sequence[int]) -> Any:
         """The states of these clients, one row each."""
+        if not self._tables:
+            return self._initial
         rows = self._rows_of(clients)
         return rebuild(
             self._initial, iter([t.index_select(0, rows.to(t.device)) for t in self._tables])

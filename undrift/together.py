@@ -9,7 +9,7 @@ client's answer or the server's state is not finite; and all of them, if the met
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -236,7 +236,7 @@ class _Unsound(Exception):
         self.runs = runs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Chunk:
     """Rows that are computed at once: of some seeds, some clients of the cohort, all runs."""
 
@@ -306,7 +306,8 @@ class _Together:
         self.layouts: dict[int, list[_Chunk]] = {}
         # what was merged last, and of what
         self.solvers: tuple[int, list[Solver], Any] = (-1, [], None)
-        self.known: tuple[Any, Any, Any] = (None, None, None)
+        self.at_rows: dict[_Chunk, Any] = {}
+        self.known: tuple[Any, Any, Any, Any] = (None, None, None, None)
         self.compiler = Compiler()
 
     @property
@@ -387,8 +388,7 @@ class _Together:
         """One exchange of all runs: the new server, and the bytes down and up of one run."""
         t, S = key.round, len(parties[0].clients)
         down = exchange.send(server)
-        weights = torch.tensor([party.weights for party in parties], dtype=torch.float64)
-        weights = weights / weights.sum(1, keepdim=True)
+        weights, cohort = self._known(parties, t)
         states = _stacked([c.gather(p.clients) for c, p in zip(self.clients, parties, strict=True)])
         means, kept, came = _Means(len(self.clients), self.width), [], 0
         for chunk in self._chunks(S):
@@ -398,8 +398,8 @@ class _Together:
             kept.append((chunk, client))
             came += nbytes(up) * mine.shape[1]
         mean = means.found()
-        self._check_finite(mean)
-        cohort = self._cohort(parties, weights, t)
+        if len(kept) > 1:  # each part is finite
+            self._check_finite(mean)
         updated = exchange.update(server, mean, cohort)
         self._check_finite(updated)
         if t & (t - 1) == 0:
@@ -429,15 +429,17 @@ class _Together:
             if found is not None:
                 up, client, totals = found
                 self._check_kept(client, key.round)
-                self._part_with((runs.start + _unsound(totals)).tolist())
+                self._part_with(runs.start + r for r in _unsound(totals))
                 return up, client
         up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
         if not fits(up, client, len(chunk.runs), self.problem.x0):
             raise Alone("a client's answer has another shape or dtype than the model")
         self._check_kept(client, key.round)
         for x in tensors(client):
-            self._part_with(chunk.runs[_unsound(x.sum(1))].tolist())
-        return map_tensors(lambda x: _added(x, weights), up), client
+            self._part_with(int(chunk.runs[row]) for row in _unsound(x.sum(1)))
+        up = map_tensors(lambda x: _added(x, weights), up)
+        self._check_finite(up, chunk.seeds.start * self.width)
+        return up, client
 
     def _work(self, chunk: _Chunk, parties: Sequence[Party], key: Key) -> Work:
         visitors: list[Visitor] = []
@@ -448,7 +450,7 @@ class _Together:
             ):
                 visitors += [(s, i)] * self.width
                 steps += [K] * self.width
-        solver = at_rows(self._solver(key.round), chunk.runs)
+        solver = self._solver_of(chunk, key.round)
         problem, rows = cast(Any, self.problem), cast(Any, visitors)
         work = Work(problem, solver, rows, steps, key, single=False)
         if self._is_compiled(key.round):
@@ -470,13 +472,17 @@ class _Together:
         for pending, each in zip(self.pending, new, strict=True):
             pending.hold(each)
 
-    def _cohort(self, parties: Sequence[Party], weights: Tensor, t: int) -> Any:
-        """What servers know of their cohorts, with columns for what differs: mostly the same as in the last round."""
+    def _known(self, parties: Sequence[Party], t: int) -> tuple[Tensor, Any]:
+        """The weights of clients, `[seeds, clients]`, and what servers know of their cohorts, with columns for what
+        differs: mostly the same as in the last round."""
         known = [(party.weights, party.steps, party.share) for party in parties]
         solver = self._solver(t)
         if known != self.known[0] or solver is not self.known[1]:
-            self.known = known, solver, merged(self._cohorts(parties, weights, t))
-        return replace(self.known[2], round=t)
+            weights = torch.tensor([party.weights for party in parties], dtype=torch.float64)
+            weights = weights / weights.sum(1, keepdim=True)
+            self.known = known, solver, weights, merged(self._cohorts(parties, weights, t))
+        _, _, weights, cohort = self.known
+        return weights, replace(cohort, round=t)
 
     def _cohorts(self, parties: Sequence[Party], weights: Tensor, t: int) -> list[Cohort]:
         """What the server of each run knows of its cohort."""
@@ -494,15 +500,16 @@ class _Together:
 
     # what makes runs go on alone
 
-    def _part_with(self, runs: Sequence[int]) -> None:
+    def _part_with(self, runs: Iterable[int]) -> None:
         """Raise if these runs, in which something is not finite, are still among those that are computed together."""
         unsound = sorted({*runs} - {*self.gone})
         if unsound:
             raise _Unsound(unsound)
 
-    def _check_finite(self, record: Any) -> None:
+    def _check_finite(self, record: Any, first: int = 0) -> None:
+        """Of a record with a row for each run, from the first of them on."""
         for x in tensors(record):
-            self._part_with(_unsound(x.sum(1)).tolist())
+            self._part_with(first + r for r in _unsound(x.sum(1)))
 
     def _check_rows(
         self,
@@ -536,8 +543,17 @@ class _Together:
         last, each, solver = self.solvers
         if t != last:
             new = self._solvers(t)
-            self.solvers = t, new, solver if new == each else merged(new)
+            if new != each:
+                solver, self.at_rows = merged(new), {}
+            self.solvers = t, new, solver
         return self.solvers[2]
+
+    def _solver_of(self, chunk: _Chunk, t: int) -> Any:
+        """The same row by row."""
+        solver = self._solver(t)
+        if chunk not in self.at_rows:
+            self.at_rows[chunk] = at_rows(solver, chunk.runs)
+        return self.at_rows[chunk]
 
     def _chunks(self, S: int) -> list[_Chunk]:
         """How the rows of a cohort of S clients are divided."""
@@ -590,11 +606,9 @@ def _added(rows: Tensor, weights: Tensor) -> Tensor:
     return (weights.unsqueeze(1).to(rows.dtype) @ each).view(seeds * width, -1)
 
 
-def _unsound(numbers: Tensor) -> Tensor:
+def _unsound(numbers: Tensor) -> list[int]:
     """Which of them are not finite."""
-    if finite(numbers):
-        return torch.empty(0, dtype=torch.int64)
-    return (~numbers.isfinite()).nonzero().flatten()
+    return [] if finite(numbers) else (~numbers.isfinite()).nonzero().flatten().tolist()
 
 
 def _with_columns(

@@ -202,12 +202,13 @@ def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
     thin, other = product.args
     if isinstance(factor, Node) and value_of(factor).dim() == 2:
         # one a row: where runs share samples, a matrix holds several rows
-        batch, height, _ = value_of(product).shape
+        batch, height, samples = value_of(thin).shape  # pyright: ignore[reportArgumentType]
         runs = len(value_of(factor)) // batch
-        apart = made(graph, aten.view.default, factor, [batch, runs, 1])
-        wide = made(graph, aten.expand.default, apart, [batch, runs, height // runs])
-        factor = reshaped(graph, wide, [batch, height, 1])
-    if factor is not None:
+        apart = reshaped(graph, thin, [batch, runs, height // runs, samples])  # pyright: ignore[reportArgumentType]
+        each = made(graph, aten.view.default, factor, [batch, runs, 1, 1])
+        scaled = made(graph, aten.mul.Tensor, apart, each)
+        thin = reshaped(graph, scaled, [batch, height, samples])
+    elif factor is not None:
         thin = made(graph, aten.mul.Tensor, thin, factor)
     return thin, other  # pyright: ignore[reportReturnType]
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.engines.inductor import settings
 from undrift.errors import first_line
 
 log = logging.getLogger("undrift")
@@ -46,12 +47,11 @@ class Functions:
 @cache
 def functions() -> dict[torch.dtype, Functions]:
     """The compiled code for each kind of number; empty if there is no C++ compiler."""
-    from torch._inductor import config
     from torch._inductor.codecache import CppCodeCache
 
     source = files("undrift.engines").joinpath("products.cpp").read_text()
     try:
-        with config.patch({"cpp.enable_floating_point_contract_flag": "fast"}):
+        with settings(**{"cpp.enable_floating_point_contract_flag": "fast"}):
             code: Any = CppCodeCache.load(source)
     except Exception as error:  # torch raises many kinds for what it cannot compile
         log.info(

@@ -23,6 +23,7 @@ from torch.fx.node import map_arg
 from undrift.engines.folding import apart_from, in_place, summands_of, write
 from undrift.engines.gathering import adds_samples, multiply_by_rows
 from undrift.engines.hoisting import taken_out
+from undrift.engines.inductor import may_be_kept, settings
 from undrift.engines.nodes import aten, is_pointwise, made, reshaped, value_of
 from undrift.engines.pooling import BACKWARD, POOL, pool_by_windows
 from undrift.engines.products import outputs, summed_
@@ -119,7 +120,6 @@ class Compiled:
 def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[list[Tensor]], Any]:
     """Machine code for a graph, from TorchInductor, which keeps it on disk for later runs."""
     from torch._guards import TracingContext, tracing
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.lowering import lowerings, make_fallback
     from torch._inductor.virtualized import V
@@ -128,13 +128,13 @@ def built(graph: GraphModule, arguments: list[Tensor], mode: Any) -> Callable[[l
         # torch does the same by itself, but raises where the environment has a variable CI, as on build servers
         if operator not in lowerings:
             make_fallback(operator, warn=False)
-    settings = config.patch(
-        compile_threads=1,  # a pool of compilers would outlive the run
+    asked = settings(
         assert_indirect_indexing=False,  # indices are ours, and right
         size_asserts=False,  # a step is compared with what it was made of when it is made
         realize_reads_threshold=16,  # arithmetic on a few vectors is rather repeated than written down
+        fx_graph_cache=may_be_kept(graph),
     )
-    with settings, V.set_fake_mode(mode), tracing(TracingContext(mode)):
+    with asked, V.set_fake_mode(mode), tracing(TracingContext(mode)):
         whole: Any = compile_fx_inner(graph, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
     # the program itself, without the bookkeeping around it, which takes as long as a small step
     return getattr(whole, "current_callable", None) or whole
@@ -153,6 +153,7 @@ def traced(
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     ends = list(accumulate(len(pieces) for pieces in values))
 
@@ -161,7 +162,9 @@ def traced(
         return function(*[joined(pieces[a:b]) for a, b in zip(begins, ends, strict=True)])
 
     # what a model holds besides its parameters, such as frozen layers, is a part of the program
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    # with an environment for shapes, though all are known: TorchInductor wants one to find a program on disk
+    shapes: dict[str, Any] = {"shape_env": ShapeEnv(), "static_shapes": True}
+    with FakeTensorMode(allow_non_fake_inputs=True, **shapes) as mode:
         # each anew: a tensor that is given twice now may be two tensors the next time
         arguments = [
             torch.empty_strided(p.shape, p.stride(), dtype=p.dtype, device=p.device)
