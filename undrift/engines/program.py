@@ -161,9 +161,9 @@ def traced(
         begins = [0, *ends[:-1]]
         return function(*[joined(pieces[a:b]) for a, b in zip(begins, ends, strict=True)])
 
-    # what a model holds besides its parameters, such as frozen layers, is a part of the program
-    # with an environment for shapes, though all are known: TorchInductor wants one to find a program on disk
+    # all shapes are known, but without an environment for others TorchInductor does not look for a program on disk
     shapes: dict[str, Any] = {"shape_env": ShapeEnv(), "static_shapes": True}
+    # what a model holds besides its parameters, such as frozen layers, is a part of the program
     with FakeTensorMode(allow_non_fake_inputs=True, **shapes) as mode:
         # each anew: a tensor that is given twice now may be two tensors the next time
         arguments = [
