@@ -401,7 +401,7 @@ def test_dropped_units_are_as_many_as_they_should_be_and_unrelated(step: int) ->
 def test_large_clients_gradients_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = federation(clients=ud.IID(2))
     whole = problem.full_grad(problem.x0, [0])
-    monkeypatch.setattr("undrift.problems.model.EVALUATION_BATCH", 7)
+    monkeypatch.setattr("undrift.problems.evaluation.EVALUATION_BATCH", 7)
     assert torch.allclose(problem.full_grad(problem.x0, [0]), whole, rtol=0, atol=1e-12)
 
 

@@ -37,7 +37,8 @@ from undrift.participation import (
 )
 from undrift.population import Dropout, Link, LogNormal, Population, Table, Tiers
 from undrift.problems import Problem
-from undrift.problems.model import ModelProblem, federate
+from undrift.problems.federate import federate
+from undrift.problems.model import ModelProblem
 from undrift.problems.quadratic import Quadratic
 from undrift.problems.synthetic import Synthetic
 from undrift.run import Result, Round, State, rounds, run

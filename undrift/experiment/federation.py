@@ -12,7 +12,8 @@ from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.parts import clients_of, loaded, loss_of, model_maker, told_by
 from undrift.experiment.toml import as_toml, described
-from undrift.problems.model import ModelProblem, federate
+from undrift.problems.federate import federate
+from undrift.problems.model import ModelProblem
 
 
 @dataclass(frozen=True)

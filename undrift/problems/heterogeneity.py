@@ -4,11 +4,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from undrift.data.partition import Parts
 
 SHOWN = 100  # clients in a picture
 LOOKED_AT = 20_000  # clients in the figures of labels; more are sampled evenly
+
+
+def labels_of(Y: Tensor) -> np.ndarray | None:
+    """One integer a sample, if that is what targets are."""
+    return Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
 
 
 @dataclass(frozen=True)

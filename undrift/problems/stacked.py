@@ -15,8 +15,9 @@ from torch.func import grad, vmap
 
 from undrift.columns import Alone
 from undrift.keyed import Key
+from undrift.problems.evaluation import each_evaluated, in_batches
 from undrift.problems.minibatches import Minibatches, Source, draw, sources
-from undrift.problems.model import ModelProblem, _is_classification
+from undrift.problems.model import ModelProblem
 
 Visitor = tuple[int, int]  # the number of a seed, and a client of its
 
@@ -79,12 +80,12 @@ class Stacked:
         """The gradient of the client's whole objective, all runs of a visitor at once."""
         first, found = self.first, torch.zeros_like(y)
         first.flat.template.eval()
-        of_all = vmap(grad(first._mean_loss), in_dims=(0, None, None))
+        of_all = vmap(grad(first.mean_loss), in_dims=(0, None, None))
         for number, (s, i) in enumerate(rows[:: self.width]):
             mine = self.problems[s].samples(i)
             here = slice(number * self.width, (number + 1) * self.width)
-            for some in first._in_batches(len(mine)):
-                X, Y = first._inputs(first.X[mine[some]]), first.Y[mine[some]]
+            for some in in_batches(len(mine)):
+                X, Y = first.prepared(first.X[mine[some]]), first.Y[mine[some]]
                 found[here] += of_all(y[here], X, Y) * (len(Y) / len(mine))
         return found
 
@@ -96,7 +97,7 @@ class Stacked:
     def inputs(
         self, minibatches: Minibatches, K: int, batch: int | None
     ) -> list[tuple[Tensor | None, ...]]:
-        widest = max(problem._width(batch) for problem in self.problems)
+        widest = max(problem.widest(batch) for problem in self.problems)
         return self.first.inputs(minibatches.widened(widest), K, widest)
 
     def grad_of(
@@ -107,11 +108,11 @@ class Stacked:
         assert samples is not None
         first = self.first
         first.flat.template.train()
-        X, Y = first._inputs(resident[0][samples], drawn), resident[1][samples]
+        X, Y = first.prepared(resident[0][samples], drawn), resident[1][samples]
         given = [y.view(len(samples), self.width, -1), X, Y, seeds]
-        loss: Any = first._mean_loss
+        loss: Any = first.mean_loss
         if shares is not None:
-            loss, given = first._shared_loss, [*given, shares]
+            loss, given = first.shared_loss, [*given, shares]
         of_runs = vmap(grad(loss), in_dims=(0, *[None] * (len(given) - 1)))
         each = tuple(None if x is None else 0 for x in given)
         return vmap(of_runs, in_dims=each)(*given).flatten(0, 1)
@@ -127,34 +128,8 @@ class Stacked:
         return [
             found
             for problem, mine in zip(self.problems, rows, strict=True)
-            for found in qualities(problem, mine)
+            for found in each_evaluated(problem, mine)
         ]
-
-
-def qualities(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
-    """What `problem.evaluate` says of each model, all of them on a batch at once where that is possible."""
-    if problem.figures != ("test",) or len(x) == 1:
-        return [problem.evaluate(row) for row in x]
-    X, Y = problem.test or problem._held
-    if not Y.is_floating_point() and bool((Y < 0).any()):  # targets to be ignored
-        return [problem.evaluate(row) for row in x]
-    flat, total, right = problem.flat, torch.zeros(len(x), dtype=torch.float64), 0
-    flat.template.eval()
-    classified = False
-    with torch.no_grad():
-        for some in problem._in_batches(len(X)):
-            inputs, target = problem._inputs(X[some]), Y[some]
-            output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
-            total += vmap(lambda out: problem.loss(out, target))(output).double() * len(target)  # noqa: B023
-            classified = _is_classification(output[0], target)
-            if classified:
-                right = right + (output.argmax(2) == target).flatten(1).sum(1)
-    n = len(X)
-    losses = [{"loss": each / n} for each in total.tolist()]
-    if not classified:
-        return losses
-    rates = [count / Y.numel() for count in torch.as_tensor(right).tolist()]
-    return [{**loss, "accuracy": rate} for loss, rate in zip(losses, rates, strict=True)]
 
 
 def check_alike(problems: Sequence[ModelProblem]) -> None:
@@ -187,11 +162,11 @@ def _same_model(first: ModelProblem, other: ModelProblem) -> bool:
     if first.x0.dtype != other.x0.dtype:
         return False
     some = torch.arange(min(8, len(first.X)))
-    X, Y = first._inputs(first.X[some]), first.Y[some]
+    X, Y = first.prepared(first.X[some]), first.Y[some]
     seed = torch.tensor(0)
     return all(
         torch.equal(
-            first._gradient(y, X, Y, seed, training), other._gradient(y, X, Y, seed, training)
+            first.gradient(y, X, Y, seed, training), other.gradient(y, X, Y, seed, training)
         )
         for y in (first.x0, other.x0)
         for training in (True, False)

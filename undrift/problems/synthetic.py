@@ -6,7 +6,8 @@ from torch import nn
 
 from undrift.data.partition import Natural
 from undrift.data.synthetic import CLASSES, INPUTS, synthetic
-from undrift.problems.model import ModelProblem, federate
+from undrift.problems.federate import federate
+from undrift.problems.model import ModelProblem
 
 
 def Synthetic(
