@@ -278,7 +278,7 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     usual: dict[str, Any] = {
         "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
     }  # fmt: skip
-    monkeypatch.setattr(choices, "_step_seconds", lambda *args: 0.01)
+    monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.01)
     monkeypatch.setattr(choices, "compiler", lambda: "g++")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert choose(problem, rounds=100, **usual) == Choice("sequential", workers=2)
@@ -305,7 +305,7 @@ def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
     X, Y = torch.randn(8, 4, 2), torch.arange(8) % 3
     problem = ud.federate((X, Y), model=Recurrent(), loss=F.cross_entropy, clients=ud.IID(4))
-    monkeypatch.setattr(choices, "_step_seconds", lambda *args: 10.0)
+    monkeypatch.setattr(choices, "step_seconds", lambda *args: 10.0)
     local = ud.Local(steps=4, batch=2)
     choice = choose(problem, rounds=10**6, participation=ud.Uniform(3), local=local)
     assert choice.engine == "sequential"
@@ -327,7 +327,7 @@ def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.Monke
 
     problem = images(*NETS["relu, pool"])
     monkeypatch.setattr(on_ray, "cpus", lambda: 2)
-    monkeypatch.setattr(choices, "_step_seconds", lambda *args: 1.0)
+    monkeypatch.setattr(choices, "step_seconds", lambda *args: 1.0)
     monkeypatch.setattr(choices, "compiler", lambda: "g++")
     usual: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)}
     choice = choose(problem, rounds=1000, engine="ray", **usual)

@@ -216,7 +216,7 @@ def test_sweeps_together_write_what_they_write_alone(
     e, plan = experiment("fedavg", "scaffold-m", engine="batched"), Plan(SPACE, seeds=2)
     list(run_sweep(e, plan, tmp_path / "together"))
     monkeypatch.setattr(sweeping, "_one_computation", lambda *_: False)
-    monkeypatch.setattr("undrift.together._Together", _refused)
+    monkeypatch.setattr("undrift.together.playing.Together", _refused)
     list(run_sweep(e, plan, tmp_path / "alone"))
     ours, theirs = (
         list(csv.DictReader((tmp_path / name / "trials.csv").read_text().splitlines()))

@@ -244,8 +244,13 @@ def _repays(
     clients = list(range(min(choice.chunk, problem.N)))
     steps = local.count(problem, Key(0, 1), clients)
     chunks = -(-cohort_of(problem, participation) // choice.chunk)
-    seconds = rounds * chunks * max(steps) * _step_seconds(problem, clients, local)
-    if (SAVED_ALONE if choice.alone else SAVED) * seconds < COMPILING_SECONDS:
+    seconds = rounds * chunks * max(steps) * step_seconds(problem, clients, local)
+    return worth_compiling(seconds, choice.alone)
+
+
+def worth_compiling(seconds: float, alone: bool) -> bool:
+    """Whether it saves more than it takes, where gradients take so long in all and clients are computed so."""
+    if (SAVED_ALONE if alone else SAVED) * seconds < COMPILING_SECONDS:
         return False
     if compiler() is None:
         log.warning("not compiled: no C++ compiler was found (g++ or clang++, or set CXX)")
@@ -253,7 +258,7 @@ def _repays(
     return True
 
 
-def _step_seconds(problem: Any, clients: list[int], local: "Local") -> float:
+def step_seconds(problem: Any, clients: list[int], local: "Local") -> float:
     """How long a gradient of these clients takes, at best."""
     y = problem.x0.repeat(len(clients), 1) if len(clients) > 1 else problem.x0
     minibatches = problem.draw(Key(0, 0), clients, [1] * len(clients), local.batch)

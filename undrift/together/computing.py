@@ -1,19 +1,11 @@
-"""Many runs as one computation: what differs between them (seeds, step sizes, other floats) is one more dimension.
-
-The server's records of R runs are `[R, D]`, floats that differ are columns (`columns.py`), so a method's `send` and `update`
-are called once for all runs, and `local` once for all clients of all runs.  Runs of one seed have the same cohorts and
-minibatches, which are drawn and gathered once.
-
-Whoever needs special care goes on alone from its last good round, with nothing special about it: a run in which a
-client's answer or the server's state is not finite; and all of them, if the method turns out not to treat rows apart.
-"""
+"""Rounds of runs that are one computation."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,208 +19,30 @@ from undrift.core import (
     fits,
     map_tensors,
     nbytes,
-    rebuild,
     tensors,
 )
-from undrift.engines.choice import (
-    COMPILING_SECONDS,
-    SAVED,
-    Choice,
-    _step_seconds,
-    cohort_of,
-    compiler,
-)
+from undrift.engines.choice import Choice, cohort_of, step_seconds, worth_compiling
 from undrift.engines.compiled import Compiler
 from undrift.engines.memory import keep_freed_memory
 from undrift.engines.visit import columns_of, with_columns, without
-from undrift.errors import InvalidInput, Stopped
-from undrift.exchange import Party, finite
+from undrift.exchange import Party
 from undrift.keyed import Key
 from undrift.local import Local
-from undrift.participation import Everyone, Participation
-from undrift.problems import Problem
 from undrift.problems.stacked import Stacked, Visitor
-from undrift.run import Best, Result, Round, State, _x0, better, exchanges_in, party_of, rounds
+from undrift.run import Round, State, _x0, exchanges_in, party_of
 from undrift.site import Plan
 from undrift.states import ClientStates, Pending, half_of_memory
+from undrift.together.rows import Means, added, close, divided, not_finite, row_of, stacked
+from undrift.together.trials import Ended, Setting, Trial, check_local
 from undrift.work import Carried, Runner, Solver, Work
 
 log = logging.getLogger("undrift")
 
 # in bytes, of a vector of all rows that are computed at once: a few of them fit into a processor's cache
 CHUNK_BYTES = 2**23
-CLOSE = 1e-9  # relative: rows that are computed together equal rows alone
-
-Ended: TypeAlias = Round | Stopped  # a round of a run, or why there is none
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One of several runs; see `run_together`."""
-
-    algorithm: Algorithm
-    problem: Problem
-    local: Local = field(default_factory=Local)
-    seed: int = 0
-    x0: Tensor | None = None
-
-
-def run_together(
-    trials: Sequence[Trial],
-    *,
-    rounds: int,
-    participation: Participation | None = None,
-    engine: str | Choice = "auto",
-    evaluate_every: int = 1,
-) -> list[Result]:
-    """Run trials that differ in seeds, step sizes or other floats as one computation; each equals `ud.run` alone.
-
-    Trials that cannot be one computation are run one by one, after a line of notice (INFO) that says why.
-
-    >>> import undrift as ud, torch.nn.functional as F
-    >>> data = torch.randn(60, 2), torch.arange(60) % 3
-    >>> problem = ud.federate(data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=ud.IID(4))
-    >>> trials = [Trial(ud.FedAvg(), problem, ud.Local(steps=2, lr=lr), seed) for lr in (0.1, 0.5) for seed in (0, 1)]
-    >>> [len(result.history) for result in run_together(trials, rounds=3)]
-    [3, 3, 3, 3]
-    """
-    history: list[list[Round]] = [[] for _ in trials]
-    best: list[Best | None] = [None for _ in trials]
-    ended: list[State | None] = [None for _ in trials]
-    stopped: list[str | None] = [None for _ in trials]
-    every_round = rounds_together(
-        trials,
-        rounds=rounds,
-        participation=participation,
-        engine=engine,
-        evaluate_every=evaluate_every,
-    )
-    for each in every_round:
-        for n, r in enumerate(each):
-            if isinstance(r, Round):
-                best[n] = better(best[n], r)
-                ended[n] = r._state
-                history[n].append(replace(r, _state=None))
-            elif stopped[n] is None:
-                ended[n], stopped[n] = cast(State, r.state), str(r)
-                log.warning("stopped: %s", stopped[n])
-    found = []
-    for n, trial in enumerate(trials):
-        state = ended[n]
-        assert state is not None
-        found.append(Result(trial.problem, _whole(state), history[n], stopped[n], best[n]))
-    return found
-
-
-def rounds_together(
-    trials: Sequence[Trial],
-    *,
-    rounds: int,
-    participation: Participation | None = None,
-    engine: str | Choice = "auto",
-    evaluate_every: int = 1,
-) -> Iterator[list[Ended]]:
-    """The same round by round: an item a trial, its round or, after its end, why it has ended.
-
-    Everything is checked here, before the first round.
-    """
-    if not trials:
-        raise InvalidInput("no trials to run: give at least one")
-    participation = Everyone() if participation is None else participation
-    setting = _Setting(rounds, participation, engine, evaluate_every)
-    sets = [(members, _played([trials[n] for n in members], setting)) for members in alike(trials)]
-    return _side_by_side(sets, rounds)
-
-
-def alike(trials: Sequence[Trial]) -> list[list[int]]:
-    """The numbers of trials that differ in floats, seeds and partitions only, set by set."""
-    sets: list[list[int]] = []
-    for n, trial in enumerate(trials):
-        for members in sets:
-            first = trials[members[0]]
-            try:
-                merged([first.algorithm, trial.algorithm])
-                _check_local([first.local, trial.local])
-            except Alone:
-                continue
-            members.append(n)
-            break
-        else:
-            sets.append([n])
-    return sets
-
-
-def _check_local(each: Sequence[Local]) -> None:
-    """Raise Alone unless the local solvers differ in floats only."""
-    for name in ("steps", "epochs", "batch"):
-        merged([getattr(local, name) for local in each], name)
-    merged([local.solver(1) for local in each])
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What all trials have in common."""
-
-    rounds: int
-    participation: Participation
-    engine: str | Choice
-    evaluate_every: int
-
-    def alone(
-        self, trial: Trial, engine: str | Choice | None = None, start: State | None = None
-    ) -> Iterator[Ended]:
-        """The rounds of a trial by itself, checked at once; then, if it ends early, why, again and again."""
-        playing = rounds(
-            trial.algorithm,
-            trial.problem,
-            rounds=self.rounds,
-            participation=self.participation,
-            local=trial.local,
-            engine=engine or self.engine,
-            seed=trial.seed,
-            x0=trial.x0 if start is None else None,
-            evaluate_every=self.evaluate_every,
-            start=start,
-        )
-        return to_the_end(playing)
-
-    def evaluated(self, t: int) -> bool:
-        return t % self.evaluate_every == 0 or t == self.rounds
-
-
-def to_the_end(playing: Iterator[Round]) -> Iterator[Ended]:
-    """The rounds of a run and then, if it ends early, why, again and again."""
-    try:
-        yield from playing
-    except Stopped as end:
-        while True:
-            yield end
-
-
-def _played(trials: Sequence[Trial], setting: _Setting) -> Iterator[list[Ended]]:
-    """The rounds of alike trials: together, or one by one if that cannot be."""
-    if len(trials) > 1:
-        try:
-            return _Together(trials, setting).play()
-        except Alone as why:
-            log.info("runs are computed one by one: %s", why)
-    each = [setting.alone(trial) for trial in trials]
-    return (list(row) for row in zip(*each, strict=False))
-
-
-def _side_by_side(
-    sets: Sequence[tuple[list[int], Iterator[list[Ended]]]], last: int
-) -> Iterator[list[Ended]]:
-    for _ in range(last):
-        found: dict[int, Ended] = {}
-        for members, playing in sets:
-            found |= zip(members, next(playing), strict=True)
-        yield [found[n] for n in range(len(found))]
-        if not any(isinstance(r, Round) for r in found.values()):
-            return  # nothing is left to do
-
-
-class _Unsound(Exception):
+class Unsound(Exception):
     """Runs in which something is not finite."""
 
     def __init__(self, runs: list[int]):
@@ -237,7 +51,7 @@ class _Unsound(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class _Chunk:
+class Chunk:
     """Rows that are computed at once: of some seeds, some clients of the cohort, all runs."""
 
     seeds: slice
@@ -247,7 +61,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True)
-class _Of:
+class Of:
     """What the clients of one run remember, among those of all runs of its seed."""
 
     states: ClientStates
@@ -264,15 +78,15 @@ class _Of:
         return own
 
 
-def _whole(state: State) -> State:
+def whole(state: State) -> State:
     clients: Any = state.clients
-    return replace(state, clients=clients.own()) if isinstance(clients, _Of) else state.settled()
+    return replace(state, clients=clients.own()) if isinstance(clients, Of) else state.settled()
 
 
-class _Together:
+class Together:
     """Runs that are one computation: run r = s * width + c is the c-th of the s-th seed."""
 
-    def __init__(self, trials: Sequence[Trial], setting: _Setting):
+    def __init__(self, trials: Sequence[Trial], setting: Setting):
         keep_freed_memory()
         self.setting = setting
         self.order, self.width = _ordered(trials)
@@ -282,20 +96,23 @@ class _Together:
             cast(Any, [run.problem for run in leaders]), [run.seed for run in leaders], self.width
         )
         self.algorithm = merged([run.algorithm for run in runs])
-        _check_local([run.local for run in runs])
+        check_local([run.local for run in runs])
         self.choice = _choice(setting, self.problem, runs[0].local)
+        compiled = f"compiled from round {self.choice.since} on"
+        how = compiled if self.choice.engine == "compiled" else "batched"
+        log.info("engine: %d runs as one computation, %s", len(runs), how)
         for run in runs:  # refuses what cannot run, before the first round
             setting.alone(run, Choice("batched"))
         starts = [_x0(run.problem, run.x0) for run in runs]
         S = cohort_of(runs[0].problem, setting.participation)
         self.careful = Choice("batched", S)  # of runs that leave: not worth compiling for
-        self.servers = _stacked(
+        self.servers = stacked(
             [run.algorithm.server(x) for run, x in zip(runs, starts, strict=True)]
         )
         self.initial = [run.algorithm.client(x) for run, x in zip(runs, starts, strict=True)]
         budget = half_of_memory() // len(leaders)
         of_seeds = [self.initial[a : a + self.width] for a in range(0, len(runs), self.width)]
-        self.clients = [ClientStates(_stacked(each), budget) for each in of_seeds]
+        self.clients = [ClientStates(stacked(each), budget) for each in of_seeds]
         self.pending = [Pending(each) for each in self.clients]
         self.plans = [
             Plan(run.algorithm, run.problem, setting.participation, run.local, self.choice, run.seed,
@@ -303,10 +120,10 @@ class _Together:
             for run in leaders
         ]  # fmt: skip
         self.gone: dict[int, Iterator[Ended]] = {}  # runs that go on alone
-        self.layouts: dict[int, list[_Chunk]] = {}
+        self.layouts: dict[int, list[Chunk]] = {}
         # what was merged last, and of what
         self.solvers: tuple[int, list[Solver], Any] = (-1, [], None)
-        self.at_rows: dict[_Chunk, Any] = {}
+        self.at_rows: dict[Chunk, Any] = {}
         self.known: tuple[Any, Any, Any, Any] = (None, None, None, None)
         self.compiler = Compiler()
 
@@ -323,7 +140,7 @@ class _Together:
                     for r, played in self._round(t):
                         found[r] = played
                     break
-                except _Unsound as unsound:
+                except Unsound as unsound:
                     self._leave(unsound.runs, t, self.careful)
                 except Exception as error:
                     why = (
@@ -343,13 +160,13 @@ class _Together:
         for pending in self.pending:
             pending.undo()
         for r in runs:
-            start = _whole(self._state(r, t - 1)) if t > 1 else None
+            start = whole(self._state(r, t - 1)) if t > 1 else None
             self.gone[r] = self.setting.alone(self.runs[r], engine, start)
 
     def _state(self, r: int, t: int) -> State:
         s, c = divmod(r, self.width)
-        clients: Any = _Of(self.clients[s], self.initial[r], c)
-        return State(t, _row(self.servers, r), clients)
+        clients: Any = Of(self.clients[s], self.initial[r], c)
+        return State(t, row_of(self.servers, r), clients)
 
     def _round(self, t: int) -> list[tuple[int, Round]]:
         """Round t of all runs; nothing has happened if it raises."""
@@ -389,8 +206,8 @@ class _Together:
         t, S = key.round, len(parties[0].clients)
         down = exchange.send(server)
         weights, cohort = self._known(parties, t)
-        states = _stacked([c.gather(p.clients) for c, p in zip(self.clients, parties, strict=True)])
-        means, kept, came = _Means(len(self.clients), self.width), [], 0
+        states = stacked([c.gather(p.clients) for c, p in zip(self.clients, parties, strict=True)])
+        means, kept, came = Means(len(self.clients), self.width), [], 0
         for chunk in self._chunks(S):
             mine = weights[chunk.seeds, chunk.clients]
             up, client = self._visit(number, chunk, down, states, parties, key, mine)
@@ -411,7 +228,7 @@ class _Together:
     def _visit(
         self,
         number: int,
-        chunk: _Chunk,
+        chunk: Chunk,
         down: Any,
         states: Any,
         parties: Sequence[Party],
@@ -429,19 +246,19 @@ class _Together:
             if found is not None:
                 up, client, totals = found
                 self._check_kept(client, key.round)
-                self._part_with(runs.start + r for r in _unsound(totals))
+                self._part_with(runs.start + r for r in not_finite(totals))
                 return up, client
         up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
         if not fits(up, client, len(chunk.runs), self.problem.x0):
             raise Alone("a client's answer has another shape or dtype than the model")
         self._check_kept(client, key.round)
         for x in tensors(client):
-            self._part_with(int(chunk.runs[row]) for row in _unsound(x.sum(1)))
-        up = map_tensors(lambda x: _added(x, weights), up)
+            self._part_with(int(chunk.runs[row]) for row in not_finite(x.sum(1)))
+        up = map_tensors(lambda x: added(x, weights), up)
         self._check_finite(up, chunk.seeds.start * self.width)
         return up, client
 
-    def _work(self, chunk: _Chunk, parties: Sequence[Party], key: Key) -> Work:
+    def _work(self, chunk: Chunk, parties: Sequence[Party], key: Key) -> Work:
         visitors: list[Visitor] = []
         steps: list[int] = []
         for s in range(chunk.seeds.start, chunk.seeds.stop):
@@ -460,7 +277,7 @@ class _Together:
     def _check_kept(self, client: Any, t: int) -> None:
         self.clients[0].check(client, f"round {t}")
 
-    def _hold(self, kept: Sequence[tuple[_Chunk, Any]], parties: Sequence[Party]) -> None:
+    def _hold(self, kept: Sequence[tuple[Chunk, Any]], parties: Sequence[Party]) -> None:
         """Hold back what clients will remember until the round has happened."""
         new: list[Any] = [[] for _ in parties]
         for chunk, client in kept:
@@ -504,12 +321,12 @@ class _Together:
         """Raise if these runs, in which something is not finite, are still among those that are computed together."""
         unsound = sorted({*runs} - {*self.gone})
         if unsound:
-            raise _Unsound(unsound)
+            raise Unsound(unsound)
 
     def _check_finite(self, record: Any, first: int = 0) -> None:
         """Of a record with a row for each run, from the first of them on."""
         for x in tensors(record):
-            self._part_with(first + r for r in _unsound(x.sum(1)))
+            self._part_with(first + r for r in not_finite(x.sum(1)))
 
     def _check_rows(
         self,
@@ -527,10 +344,10 @@ class _Together:
         together = exchange.send(server), exchange.update(server, mean, merged(cohorts))
         for r in self.inside:
             own = exchanges_of(self.runs[r].algorithm, cohorts[r].round)[number]
-            mine = _row(server, r)
-            alone = own.send(mine), own.update(mine, _row(mean, r), cohorts[r])
+            mine = row_of(server, r)
+            alone = own.send(mine), own.update(mine, row_of(mean, r), cohorts[r])
             rows = [x[r] for x in tensors(together)]
-            if not all(_close(a, b) for a, b in zip(rows, tensors(alone), strict=True)):
+            if not all(close(a, b) for a, b in zip(rows, tensors(alone), strict=True)):
                 raise Alone("the method's server does not treat the rows of a vector apart")
 
     # what stays the same from round to round
@@ -548,22 +365,22 @@ class _Together:
             self.solvers = t, new, solver
         return self.solvers[2]
 
-    def _solver_of(self, chunk: _Chunk, t: int) -> Any:
+    def _solver_of(self, chunk: Chunk, t: int) -> Any:
         """The same row by row."""
         solver = self._solver(t)
         if chunk not in self.at_rows:
             self.at_rows[chunk] = at_rows(solver, chunk.runs)
         return self.at_rows[chunk]
 
-    def _chunks(self, S: int) -> list[_Chunk]:
+    def _chunks(self, S: int) -> list[Chunk]:
         """How the rows of a cohort of S clients are divided."""
         if S not in self.layouts:
             row = self.problem.x0.numel() * self.problem.x0.element_size()
             most = max(1, CHUNK_BYTES // (row * self.width))  # visitors at a time
-            seeds, clients = _divided(len(self.clients), most // S), _divided(S, most)
+            seeds, clients = divided(len(self.clients), most // S), divided(S, most)
             runs = torch.arange(len(self.runs)).view(len(self.clients), 1, self.width)
             self.layouts[S] = [
-                _Chunk(a, b, rows, at_rows(self.algorithm, rows))
+                Chunk(a, b, rows, at_rows(self.algorithm, rows))
                 for a in seeds
                 for b in clients
                 for rows in [runs[a].expand(-1, b.stop - b.start, -1).flatten()]
@@ -572,43 +389,6 @@ class _Together:
 
     def _is_compiled(self, t: int) -> bool:
         return self.choice.engine == "compiled" and max(t, 1) >= self.choice.since
-
-
-class _Means:
-    """The weighted means of what the clients of each run sent, added up chunk by chunk so that none is kept."""
-
-    def __init__(self, seeds: int, width: int):
-        self.shape = seeds, width
-        self.totals: list[Tensor] = []
-        self.record: Any = None
-
-    def add(self, up: Any, seeds: slice) -> None:
-        """Add what came of a chunk: a row for each run of some seeds."""
-        whole = slice(0, self.shape[0])
-        self.record = up
-        if not self.totals and seeds == whole:
-            self.totals = [x.view(*self.shape, -1) for x in tensors(up)]
-            return
-        self.totals = self.totals or [x.new_zeros(*self.shape, x.shape[1]) for x in tensors(up)]
-        for x, total in zip(tensors(up), self.totals, strict=True):
-            total[seeds] += x.view_as(total[seeds])
-
-    def found(self) -> Any:
-        """A record like those that came, a row a run."""
-        return rebuild(self.record, iter([x.flatten(0, 1) for x in self.totals]))
-
-
-def _added(rows: Tensor, weights: Tensor) -> Tensor:
-    """Rows by seed, client and run, added up over clients with their weights, `[seeds, clients]`."""
-    seeds, clients = weights.shape
-    each = rows.view(seeds, clients, -1)
-    width = len(rows) // weights.numel()
-    return (weights.unsqueeze(1).to(rows.dtype) @ each).view(seeds * width, -1)
-
-
-def _unsound(numbers: Tensor) -> list[int]:
-    """Which of them are not finite."""
-    return [] if finite(numbers) else (~numbers.isfinite()).nonzero().flatten().tolist()
 
 
 def _with_columns(
@@ -624,7 +404,7 @@ def _with_columns(
         work.solver, work.lr = whole, whole.lr
 
 
-def _choice(setting: _Setting, problem: Stacked, local: Local) -> Choice:
+def _choice(setting: Setting, problem: Stacked, local: Local) -> Choice:
     """Whether steps are compiled: as asked for, or if the runs are long enough to repay it."""
     engine = setting.engine
     if isinstance(engine, Choice) and engine.engine in ("batched", "compiled"):
@@ -637,7 +417,7 @@ def _choice(setting: _Setting, problem: Stacked, local: Local) -> Choice:
     return Choice("compiled", since=2) if _repays(setting, problem, local) else Choice("batched")
 
 
-def _repays(setting: _Setting, problem: Stacked, local: Local) -> bool:
+def _repays(setting: Setting, problem: Stacked, local: Local) -> bool:
     """Whether compiled steps would save more than compiling takes."""
     cohort = cohort_of(problem.first, setting.participation)
     some = range(min(cohort, 10))
@@ -645,8 +425,8 @@ def _repays(setting: _Setting, problem: Stacked, local: Local) -> bool:
         (s, i) for s in range(len(problem.seeds)) for i in some for _ in range(problem.width)
     ]
     steps = max(local.count(problem.first, Key(0, 1), some))
-    seconds = setting.rounds * steps * _step_seconds(problem, rows, local) * cohort / len(some)
-    return SAVED * seconds >= COMPILING_SECONDS and compiler() is not None
+    seconds = setting.rounds * steps * step_seconds(problem, rows, local) * cohort / len(some)
+    return worth_compiling(seconds, alone=False)
 
 
 def _ordered(trials: Sequence[Trial]) -> tuple[list[int], int]:
@@ -658,23 +438,3 @@ def _ordered(trials: Sequence[Trial]) -> tuple[list[int], int]:
     if len(widths) > 1:  # each as if it were the only one of its seed
         return list(range(len(trials))), 1
     return [n for each in found.values() for n in each], widths.pop()
-
-
-def _divided(n: int, most: int) -> list[slice]:
-    """Slices of at most so many, as equal as can be."""
-    parts = -(-n // max(1, min(n, most)))
-    size = -(-n // parts)
-    return [slice(a, min(a + size, n)) for a in range(0, n, size)]
-
-
-def _stacked(records: Sequence[Any]) -> Any:
-    each = zip(*map(tensors, records), strict=True)
-    return rebuild(records[0], iter([torch.stack(x) for x in each]))
-
-
-def _row(record: Any, r: int) -> Any:
-    return map_tensors(lambda x: x[r].clone(), record)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and float((a - b).abs().max()) <= CLOSE * float(b.abs().max())
