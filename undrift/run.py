@@ -289,7 +289,7 @@ def _play(plan: Plan, state: State, last: int, evaluate_every: int) -> Iterator[
                     traffic, count = traffic + outcome.traffic, count + 1
                 seconds = perf_counter() - began
                 evaluated = t % evaluate_every == 0 or t == last
-                metrics = problem.evaluate(server.x) if evaluated else {}
+                metrics = plan.evaluate(server.x, t) if evaluated else {}
             except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
                 site.undo()
                 if isinstance(end, Diverged):

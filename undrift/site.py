@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from undrift.core import Algorithm, Exchange
 from undrift.engines import Choice, engine_of
+from undrift.engines.dense import own_products
 from undrift.exchange import Outcome, Party, Setting, carry_out
 from undrift.keyed import Key
 from undrift.local import Local
@@ -24,6 +27,11 @@ class Plan:
     choice: Choice
     seed: int
     largest_weight: float
+
+    def evaluate(self, x: Tensor, t: int) -> dict[str, float]:
+        """The figures of the model after round t."""
+        with own_products(self.choice.compiles(t)):
+            return self.problem.evaluate(x)
 
 
 class Site(Protocol):

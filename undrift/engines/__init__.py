@@ -42,9 +42,8 @@ def engine_of(choice: Choice, round: int) -> Engine:
     """The engine that a choice means in a round; on Ray, inside each worker."""
     keep_freed_memory()
     choice = choice.inner
-    now_compiled = choice.engine == "compiled" and round >= choice.since
     if choice.alone:
-        if now_compiled:
+        if choice.compiles(round):
             return one_by_one(choice.workers)
         return sequential if choice.workers is None else side_by_side(choice.workers)
-    return compiled if now_compiled else batched
+    return compiled if choice.compiles(round) else batched

@@ -82,6 +82,10 @@ class Choice:
         """Whether clients are computed one by one."""
         return self.engine == "sequential" or (self.engine == "compiled" and self.chunk == 1)
 
+    def compiles(self, t: int) -> bool:
+        """Whether round t is compiled."""
+        return self.engine == "compiled" and t >= self.since
+
     @property
     def inner(self) -> "Choice":
         """What visits clients: inside each worker on Ray, else the choice itself."""

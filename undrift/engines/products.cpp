@@ -23,8 +23,9 @@ constexpr int BYTES = 32, SAMPLES = 3, ROWS = 3, HEIGHT = 6, WIDTH = 2;
 constexpr int BYTES = 16, SAMPLES = 3, ROWS = 3, HEIGHT = 6, WIDTH = 2;
 #endif
 
-// numbers of a sample that are multiplied in one go, so that a tile's samples stay near; rows of a layer for one thread
-constexpr int64_t STRETCH = 1024, SHARE = 10 * ROWS;
+// numbers of a sample that are multiplied in one go, so that a tile's samples stay near; rows of a layer, and samples of a
+// client, for one thread
+constexpr int64_t STRETCH = 1024, SHARE = 10 * ROWS, MOST = 128;
 
 template <typename T>
 struct Numbers {
@@ -139,16 +140,16 @@ void along_rows(const T* const* x, const T* w, int64_t w_down, int64_t m, T* out
   if constexpr (R > 1) along_rows<S, R / 2>(x, w, w_down, m, out, out_down, first, left);
 }
 
-// All samples from the i-th on, in the same way
+// All samples from the i-th to the end, in the same way
 template <int S, typename T>
-void along_samples(const Samples<T>& samples, int64_t client, int64_t i, const T* w, int64_t w_down, int64_t from,
-                   int64_t m, T* out, int64_t out_down, int64_t rows) {
-  for (; i + S <= samples.each; i += S) {
+void along_samples(const Samples<T>& samples, int64_t client, int64_t i, int64_t end, const T* w, int64_t w_down,
+                   int64_t from, int64_t m, T* out, int64_t out_down, int64_t rows) {
+  for (; i + S <= end; i += S) {
     const T* x[S];
     for (int s = 0; s < S; s++) x[s] = samples.at(client, i + s) + from;
     along_rows<S, ROWS>(x, w + from, w_down, m, out + i * out_down, out_down, from == 0, rows);
   }
-  if constexpr (S > 1) along_samples<S / 2>(samples, client, i, w, w_down, from, m, out, out_down, rows);
+  if constexpr (S > 1) along_samples<S / 2>(samples, client, i, end, w, w_down, from, m, out, out_down, rows);
 }
 
 // Of each client n rows of W, k numbers each; out [clients, samples, n].
@@ -156,14 +157,15 @@ template <typename T>
 void outputs(const T* X, const int64_t* numbers, const T* W, T* out, const int64_t* sizes) {
   const int64_t clients = sizes[0], n = sizes[1], k = sizes[2], W_step = sizes[3], W_down = sizes[4];
   const Samples<T> samples = {X, numbers, sizes[5], sizes[6], sizes[7], sizes[8]};
-  const int64_t shares = (n + SHARE - 1) / SHARE;
+  const int64_t shares = (n + SHARE - 1) / SHARE, blocks = (samples.each + MOST - 1) / MOST;
 #pragma omp parallel for schedule(static)
-  for (int64_t share = 0; share < clients * shares; share++) {
-    const int64_t client = share / shares, row = share % shares * SHARE;
+  for (int64_t share = 0; share < clients * blocks * shares; share++) {
+    const int64_t client = share / shares / blocks, row = share % shares * SHARE, i = share / shares % blocks * MOST;
     const T* w = W + client * W_step + row * W_down;
     for (int64_t from = 0; from < k; from += STRETCH) {
-      along_samples<SAMPLES>(samples, client, 0, w, W_down, from, std::min(STRETCH, k - from),
-                             out + client * samples.each * n + row, n, std::min(SHARE, n - row));
+      along_samples<SAMPLES>(samples, client, i, std::min(i + MOST, samples.each), w, W_down, from,
+                             std::min(STRETCH, k - from), out + client * samples.each * n + row, n,
+                             std::min(SHARE, n - row));
     }
   }
 }

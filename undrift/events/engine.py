@@ -67,7 +67,7 @@ def play(
             made = rounds.round(state, t)
             seconds = perf_counter() - began
             evaluated = t % evaluate_every == 0 or t == last
-            metrics = plan.problem.evaluate(made.server.x) if evaluated else {}
+            metrics = plan.evaluate(made.server.x, t) if evaluated else {}
         except BaseException as end:  # also Ctrl-C: a round happens whole or not at all
             clock.undo(mark, state.clients)
             if isinstance(end, Stopped):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.data.partition import by_name
+from undrift.engines.dense import fast_layers
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
@@ -17,9 +18,11 @@ EVALUATION_BATCH = 2048
 FIGURES = ("test", "train", "clients", "gradient")
 
 
-def in_batches(n: int) -> list[slice]:
-    """Samples 0 to n - 1, as many at a time as are evaluated at once."""
-    return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
+def in_batches(n: int, models: int = 1) -> list[slice]:
+    """Samples 0 to n - 1, as many at a time as so many models are evaluated on at once."""
+    few, many = max(1, EVALUATION_BATCH // 8), EVALUATION_BATCH
+    size = max(few, min(many, 4 * many // models))
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 def evaluated(problem: "ModelProblem", x: Tensor) -> dict[str, float]:
@@ -47,8 +50,8 @@ def each_evaluated(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]
     flat, total, right = problem.flat, torch.zeros(len(x), dtype=torch.float64), 0
     flat.template.eval()
     classified = False
-    with torch.no_grad():
-        for some in in_batches(len(X)):
+    with torch.no_grad(), fast_layers(several=True):
+        for some in in_batches(len(X), len(x)):
             inputs, target = problem.prepared(X[some]), Y[some]
             output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
             total += vmap(lambda out: problem.loss(out, target))(output).double() * len(target)  # noqa: B023
@@ -67,7 +70,7 @@ def _quality(problem: "ModelProblem", x: Tensor, X: Tensor, Y: Tensor) -> dict[s
     """Loss, and accuracy if there is one, on these samples."""
     problem.flat.template.eval()
     total, weight, right, counted = 0.0, 0, 0, 0
-    with torch.no_grad():
+    with torch.no_grad(), fast_layers(several=False):
         for some in in_batches(len(X)):
             output, target = problem.flat(x, problem.prepared(X[some])), Y[some]
             # negative integers are targets to be ignored

@@ -23,6 +23,7 @@ from undrift.core import (
 )
 from undrift.engines.choice import Choice, cohort_of, step_seconds, worth_compiling
 from undrift.engines.compiled import Compiler
+from undrift.engines.dense import own_products
 from undrift.engines.memory import keep_freed_memory
 from undrift.engines.visit import columns_of, with_columns, without
 from undrift.exchange import Party
@@ -190,7 +191,8 @@ class Together:
         self.servers = server
         seconds = (perf_counter() - began) / len(self.runs)
         evaluated = setting.evaluated(t)
-        metrics = self.problem.evaluate(server.x) if evaluated else [{}] * len(self.runs)
+        with own_products(self.choice.compiles(t)):
+            metrics = self.problem.evaluate(server.x) if evaluated else [{}] * len(self.runs)
         found = []
         for r in self.inside:
             draw, state = draws[r // self.width], self._state(r, t) if evaluated else None
@@ -239,7 +241,7 @@ class Together:
         local = exchanges_of(chunk.algorithm, key.round)[number].local
         mine = map_tensors(lambda x: x[chunk.seeds, chunk.clients].flatten(0, 2), states)
         work = self._work(chunk, parties, key)
-        if self._is_compiled(key.round):
+        if self.choice.compiles(max(key.round, 1)):
             runs = slice(chunk.seeds.start * self.width, chunk.seeds.stop * self.width)
             sent = map_tensors(lambda x: x[runs], down)
             found = self.compiler.visit(local, sent, mine, work, weights)
@@ -270,7 +272,7 @@ class Together:
         solver = self._solver_of(chunk, key.round)
         problem, rows = cast(Any, self.problem), cast(Any, visitors)
         work = Work(problem, solver, rows, steps, key, single=False)
-        if self._is_compiled(key.round):
+        if self.choice.compiles(max(key.round, 1)):
             work.runner = partial(_with_columns, self.compiler.run)
         return work
 
@@ -386,9 +388,6 @@ class Together:
                 for rows in [runs[a].expand(-1, b.stop - b.start, -1).flatten()]
             ]
         return self.layouts[S]
-
-    def _is_compiled(self, t: int) -> bool:
-        return self.choice.engine == "compiled" and max(t, 1) >= self.choice.since
 
 
 def _with_columns(

@@ -1,0 +1,123 @@
+"""Models are evaluated alike, alone or several at once, whoever multiplies."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import undrift as ud
+from undrift.engines.choice import Choice, compiler
+from undrift.engines.dense import OWN, fast_layers, own_products
+from undrift.problems.evaluation import each_evaluated, evaluated, in_batches
+
+WAYS = [
+    False,
+    pytest.param(True, marks=pytest.mark.skipif(compiler() is None, reason="no C++ compiler")),
+]
+DIMS = [  # along which samples, layers and biases are mapped over; None: the same for all
+    (None, 0, 0), (0, 0, 0), (1, 1, 1), (0, None, None), (None, None, 0), (None, 0, None), (0, 0, None),
+]  # fmt: skip
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))
+    )
+
+
+@pytest.mark.parametrize("own", WAYS)
+@pytest.mark.parametrize("length", [5, 300])  # 300: long enough for products of our own
+@pytest.mark.parametrize("lead", [(), (7,), (2, 150)], ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_layers_are_torchs_own(
+    dims: Sequence[int | None], lead: tuple[int, ...], length: int, own: bool
+) -> None:
+    shapes = (*lead, length), (6, length), (6,)
+    given = [
+        random(*shape) if dim is None else random(4, *shape).movedim(0, dim)
+        for shape, dim in zip(shapes, dims, strict=True)
+    ]
+    layer = vmap(F.linear, in_dims=tuple(dims))
+    with torch.no_grad(), own_products(own), fast_layers(several=True):
+        found = layer(*given)
+    assert torch.allclose(found, layer(*given), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("own", WAYS)
+def test_a_layer_without_a_bias_and_a_layer_alone(own: bool) -> None:
+    x, w, b = random(2, 3, 300), random(6, 300), random(6)
+    with torch.no_grad(), own_products(own), fast_layers(several=True):
+        assert torch.allclose(F.linear(x, w), x @ w.T, rtol=0, atol=1e-9)
+        assert torch.allclose(F.linear(x, w, bias=b), x @ w.T + b, rtol=0, atol=1e-9)
+        mapped = vmap(lambda w: F.linear(x, w))(w.view(2, 3, 300))
+        assert torch.allclose(mapped[1], x @ w[3:].T, rtol=0, atol=1e-9)
+
+
+def problem_of(**settings: Any) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(300, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    data = random(50, 300), torch.arange(50) % 3
+    return ud.federate(data, model=net, loss=F.cross_entropy, clients=ud.IID(5), **settings)
+
+
+@pytest.mark.parametrize("own", WAYS)
+@pytest.mark.parametrize("figures", [("test",), ("test", "clients", "train")], ids=str)
+def test_several_models_are_evaluated_as_each_is_alone(
+    figures: tuple[str, ...], own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("undrift.problems.evaluation.EVALUATION_BATCH", 20)
+    problem = problem_of(figures=figures)
+    models = problem.x0 + random(30, problem.x0.numel())
+    alone = [evaluated(problem, x) for x in models]
+    with own_products(own):
+        together = each_evaluated(problem, models)
+        again = [evaluated(problem, x) for x in models]
+    for expected, *found in zip(alone, together, again, strict=True):
+        assert all(each == pytest.approx(expected, rel=1e-9, abs=1e-12) for each in found)
+    assert len({each["loss"] for each in alone}) == 30
+
+
+class Products(TorchDispatchMode):
+    """Notes the shapes of all products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[list[int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name in ("undrift::dense", "aten::bmm"):
+            self.found.append(list(out.shape))
+        return out
+
+
+def test_samples_are_multiplied_with_the_layers_of_all_models_at_once() -> None:
+    problem = problem_of()
+    with Products() as products:
+        each_evaluated(problem, problem.x0.repeat(5, 1))
+    assert products.found == [[50, 5 * 4], [5, 50, 3]]
+
+
+def test_batches_are_smaller_where_there_are_many_models() -> None:
+    sizes = [in_batches(10_000, models)[0].stop for models in (1, 4, 8, 10**6)]
+    assert sizes == [2048, 2048, 1024, 256]
+    for models in (1, 7, 100):
+        each = in_batches(1000, models)
+        assert [i for some in each for i in range(1000)[some]] == list(range(1000))
+
+
+def test_products_are_our_own_from_the_first_compiled_round_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+    problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
+    monkeypatch.setattr(type(problem), "evaluate", lambda self, x: seen.append(OWN.get()) or {})
+    settings: dict[str, Any] = {"rounds": 4, "local": ud.Local(steps=1, lr=0.1)}
+    ud.run(ud.FedAvg(), problem, engine=Choice("compiled", 2, since=3), **settings)
+    ud.run(ud.FedAvg(), problem, engine="batched", **settings)
+    assert seen == [False, False, True, True, *[False] * 4] and not OWN.get()

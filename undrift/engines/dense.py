@@ -1,0 +1,94 @@
+"""Dense layers of models that are being evaluated: those of several models in one product, and with products of our own.
+
+Torch multiplies the samples with the layer of one model after another, each time from the beginning.  Side by side the
+layers are one matrix, [models out, in].  And a matrix library is slow where a layer has few outputs (products.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from undrift.engines.gathering import LONG
+from undrift.engines.products import functions, outputs
+
+OWN: ContextVar[bool] = ContextVar("own", default=False)
+
+
+@contextmanager
+def own_products(wanted: bool) -> Iterator[None]:
+    """Let layers be computed with products of our own meanwhile, if that is wanted: they must have been compiled."""
+    before = OWN.set(wanted)
+    try:
+        yield
+    finally:
+        OWN.reset(before)
+
+
+@contextmanager
+def fast_layers(several: bool) -> Iterator[None]:
+    """Let layers be computed as it is fastest for one model, or for several that are mapped over (`vmap`)."""
+    if several or OWN.get():
+        with _Layers():
+            yield
+    else:
+        yield
+
+
+class _Layers(TorchFunctionMode):
+    """Puts `dense` in the place of torch's function."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            return _linear(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return dense(input, weight, bias, OWN.get())
+
+
+@torch.library.custom_op("undrift::dense", mutates_args=())
+def dense(x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> Tensor:
+    """x w' + b, from samples `[..., k]` and a layer `[n, k]`."""
+    if not own or not _are_ours(x, w):
+        return F.linear(x, w, b)
+    found = outputs(x.reshape(1, -1, x.shape[-1]), None, w.unsqueeze(0))
+    found = found.view(*x.shape[:-1], len(w))
+    return found if b is None else found.add_(b)
+
+
+@dense.register_vmap
+def _(
+    info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool
+) -> tuple[Tensor, int]:
+    """Of several models, or several minibatches: models and samples that are mapped over come first."""
+    R, (x_dim, w_dim, b_dim, _) = info.batch_size, dims
+    x = x if x_dim is None else x.movedim(x_dim, 0)
+    if w_dim is None:
+        found = dense(x, w, None, own)
+        found = found if x_dim is not None else found.expand(R, *found.shape)
+    elif x_dim is None:
+        layers = w.movedim(w_dim, 0)
+        all_at_once = dense(x, layers.flatten(0, 1), None, own)
+        found = all_at_once.unflatten(-1, layers.shape[:2]).movedim(-2, 0)
+    else:
+        layers, samples = w.movedim(w_dim, 0), x.reshape(R, -1, x.shape[-1])
+        each = outputs(samples, None, layers) if own and _are_ours(x, w) else samples @ layers.mT
+        found = each.view(*x.shape[:-1], -1)
+    if b is not None:
+        b = b if b_dim is None else b.movedim(b_dim, 0)
+        ones = [1] * (found.dim() - 2)
+        found = found + (b if b_dim is None else b.view(R, *ones, -1))
+    return found, 0
+
+
+def _are_ours(x: Tensor, w: Tensor) -> bool:
+    """Whether there is code for them that is at least as fast as a library's."""
+    on_cpu = x.device.type == w.device.type == "cpu" and x.dtype == w.dtype
+    return on_cpu and x.shape[-1] >= LONG and w.dtype in functions()
