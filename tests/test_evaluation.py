@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift as ud
 from undrift.engines.choice import Choice, compiler
-from undrift.engines.dense import OWN, fast_layers, own_products
-from undrift.problems.evaluation import each_evaluated, evaluated, in_batches
+from undrift.engines.dense import OWN_PRODUCTS, fast_layers, own_products
+from undrift.problems.evaluation import each_evaluated, evaluated
+from undrift.problems.stacked import Stacked
 
 WAYS = [
     False,
@@ -103,21 +104,76 @@ def test_samples_are_multiplied_with_the_layers_of_all_models_at_once() -> None:
     assert products.found == [[50, 5 * 4], [5, 50, 3]]
 
 
-def test_batches_are_smaller_where_there_are_many_models() -> None:
-    sizes = [in_batches(10_000, models)[0].stop for models in (1, 4, 8, 10**6)]
-    assert sizes == [2048, 2048, 1024, 256]
-    for models in (1, 7, 100):
-        each = in_batches(1000, models)
-        assert [i for some in each for i in range(1000)[some]] == list(range(1000))
-
-
 def test_products_are_our_own_from_the_first_compiled_round_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[bool] = []
     problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
-    monkeypatch.setattr(type(problem), "evaluate", lambda self, x: seen.append(OWN.get()) or {})
+    monkeypatch.setattr(
+        type(problem), "evaluate", lambda self, x: seen.append(OWN_PRODUCTS.get()) or {}
+    )
     settings: dict[str, Any] = {"rounds": 4, "local": ud.Local(steps=1, lr=0.1)}
     ud.run(ud.FedAvg(), problem, engine=Choice("compiled", 2, since=3), **settings)
     ud.run(ud.FedAvg(), problem, engine="batched", **settings)
-    assert seen == [False, False, True, True, *[False] * 4] and not OWN.get()
+    assert seen == [False, False, True, True, *[False] * 4] and not OWN_PRODUCTS.get()
+
+
+class Odd(nn.Module):
+    """A layer that is used in an unusual way."""
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.layer, self.way = nn.Linear(300, 3).double(), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.layer(x)
+        if self.way == "centred":  # depends on the batch
+            return scores - scores.mean(0)
+        if self.way == "gradient":
+            return scores + torch.func.grad(lambda z: self.layer(z).square().sum())(x)[:, :3]
+        if self.way == "tangent":
+            return scores + torch.func.jvp(self.layer, (x,), (torch.ones_like(x),))[1]
+        if self.way == "one row":
+            return scores + F.linear(x, self.layer.weight[0]).unsqueeze(1)
+        if self.way == "nobody":
+            return scores + self.layer(x[:0]).sum()
+        with torch.enable_grad():  # "autograd"
+            z = x.detach().requires_grad_()
+            return scores + torch.autograd.grad(self.layer(z).square().sum(), z)[0][:, :3]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # which torch's own jvp uses
+@pytest.mark.parametrize("own", WAYS)
+@pytest.mark.parametrize("way", ["centred", "gradient", "tangent", "one row", "nobody", "autograd"])
+def test_layers_that_are_used_in_unusual_ways(way: str, own: bool) -> None:
+    data = random(50, 300), torch.arange(50) % 3
+    problem = ud.federate(data, model=Odd(way), loss=F.cross_entropy, clients=ud.IID(5))
+    models = problem.x0 + random(11, problem.x0.numel())
+    alone = [evaluated(problem, x) for x in models]
+    with own_products(own):
+        assert [evaluated(problem, x) for x in models] == [
+            pytest.approx(a, rel=1e-9) for a in alone
+        ]
+        if way != "autograd":  # which vmap does not know
+            together = each_evaluated(problem, models)
+            assert together == [pytest.approx(a, rel=1e-9) for a in alone]
+
+
+def test_a_round_whose_evaluation_fails_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, local = problem_of(), ud.Local(steps=2, batch=5, lr=0.1)
+    trials = [ud.Trial(ud.Scaffold(), problem, local, seed) for seed in (0, 1)]
+    evaluate, rounds = Stacked.evaluate, iter(range(1, 5))
+
+    def once(self: Stacked, x: Tensor) -> Any:
+        if next(rounds) == 3:
+            raise RuntimeError("out of luck")
+        return evaluate(self, x)
+
+    monkeypatch.setattr(Stacked, "evaluate", once)
+    found = ud.run_together(trials, rounds=5, engine="batched")
+    for trial, mine in zip(trials, found, strict=True):
+        alone = ud.run(
+            ud.Scaffold(), problem, rounds=5, local=local, seed=trial.seed, engine="batched"
+        )
+        assert torch.allclose(mine.x, alone.x, rtol=0, atol=1e-9)
+        assert [r.round for r in mine.history] == [1, 2, 3, 4, 5]

@@ -25,7 +25,8 @@ CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take
 VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 # what compiling the visits of a method takes: 4 to 5 s, the first time on a machine 7 to 10, the next time 2
 COMPILING_SECONDS = 5.0
-# what compiling saves, as a part of the time that gradients take, on the careful side: in chunks, and of one client
+# what compiling saves of a round, as a part of the time that its gradients alone take: in chunks, where it is 0.9 to 1.2, and
+# of one client
 SAVED, SAVED_ALONE = 0.8, 0.1
 
 
@@ -253,7 +254,7 @@ def _repays(
 
 
 def worth_compiling(seconds: float, alone: bool) -> bool:
-    """Whether it saves more than it takes, where gradients take so long in all and clients are computed so."""
+    """Whether it saves more than it takes, where gradients take so long in all, of clients one by one (`alone`) or in chunks."""
     if (SAVED_ALONE if alone else SAVED) * seconds < COMPILING_SECONDS:
         return False
     if compiler() is None:

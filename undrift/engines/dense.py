@@ -12,28 +12,30 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from undrift.engines.gathering import LONG
 from undrift.engines.products import functions, outputs
 
-OWN: ContextVar[bool] = ContextVar("own", default=False)
+OWN_PRODUCTS: ContextVar[bool] = ContextVar("own_products", default=False)
 
 
 @contextmanager
 def own_products(wanted: bool) -> Iterator[None]:
-    """Let layers be computed with products of our own meanwhile, if that is wanted: they must have been compiled."""
-    before = OWN.set(wanted)
+    """Let layers be computed with products of our own meanwhile, if that is wanted; the first time compiles them."""
+    before = OWN_PRODUCTS.set(wanted)
     try:
         yield
     finally:
-        OWN.reset(before)
+        OWN_PRODUCTS.reset(before)
 
 
 @contextmanager
 def fast_layers(several: bool) -> Iterator[None]:
     """Let layers be computed as it is fastest for one model, or for several that are mapped over (`vmap`)."""
-    if several or OWN.get():
+    if several or OWN_PRODUCTS.get():
         with _Layers():
             yield
     else:
@@ -41,16 +43,30 @@ def fast_layers(several: bool) -> Iterator[None]:
 
 
 class _Layers(TorchFunctionMode):
-    """Puts `dense` in the place of torch's function."""
+    """Puts `dense` in the place of torch's function, where nothing but the output is asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear:
-            return _linear(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.linear and _is_plain(*args, **kwargs):
+            return _linear(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return dense(input, weight, bias, OWN.get())
+    return dense(input, weight, bias, OWN_PRODUCTS.get())
+
+
+def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether it is a layer as usual, of which no derivative is taken, and which is not compiled by somebody else."""
+    transforms = get_interpreter_stack() or []
+    return (
+        weight.dim() == 2
+        and (bias is None or bias.dim() == 1)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0
+        and all(each.key() == TransformType.Vmap for each in transforms)
+    )
 
 
 @torch.library.custom_op("undrift::dense", mutates_args=())
@@ -80,7 +96,7 @@ def _(
     else:
         layers, samples = w.movedim(w_dim, 0), x.reshape(R, -1, x.shape[-1])
         each = outputs(samples, None, layers) if own and _are_ours(x, w) else samples @ layers.mT
-        found = each.view(*x.shape[:-1], -1)
+        found = each.view(*x.shape[:-1], layers.shape[1])
     if b is not None:
         b = b if b_dim is None else b.movedim(b_dim, 0)
         ones = [1] * (found.dim() - 2)
@@ -89,6 +105,6 @@ def _(
 
 
 def _are_ours(x: Tensor, w: Tensor) -> bool:
-    """Whether there is code for them that is at least as fast as a library's."""
+    """Whether there is code for them, and they are so long that it is as fast as a library's, or faster."""
     on_cpu = x.device.type == w.device.type == "cpu" and x.dtype == w.dtype
     return on_cpu and x.shape[-1] >= LONG and w.dtype in functions()

@@ -3,6 +3,8 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
 # numbers in a model's frozen parts, up to which its programs are kept: they would be read one by one, and kept with it
@@ -12,15 +14,21 @@ MOST_CONSTANTS = 2**16
 def settings(**more: Any) -> AbstractContextManager[Any]:
     """TorchInductor's settings, for as long as the context lasts."""
     from torch._inductor import config
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     common: dict[str, Any] = {"compile_threads": 1}  # a pool of compilers would outlive the run
     if config.cpp.vec_isa_ok is None:
-        # what the processor says of itself is enough: to try it out takes a second in every process
+        # to try whether the compiler knows the processor's instructions takes a second in every process; if it does not,
+        # programs cannot be made, and steps are computed as they are
         common["cpp.vec_isa_ok"] = True
+    # what machine code depends on besides, by which programs on disk must be told apart: it may be another machine's
+    with config.patch(common):
+        common["cpp.simdlen"] = pick_vec_isa().bit_width() or 1
+    common["cpp.threads"] = torch.get_num_threads()
     return config.patch({**common, **more})
 
 
 def may_be_kept(graph: GraphModule) -> bool:
     """Whether a program is kept on disk for later runs, which then start sooner."""
     constants = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
-    return sum(each.numel() for each in constants) <= MOST_CONSTANTS
+    return sum(each.numel() for each in constants if isinstance(each, Tensor)) <= MOST_CONSTANTS

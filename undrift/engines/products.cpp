@@ -25,7 +25,7 @@ constexpr int BYTES = 16, SAMPLES = 3, ROWS = 3, HEIGHT = 6, WIDTH = 2;
 
 // numbers of a sample that are multiplied in one go, so that a tile's samples stay near; rows of a layer, and samples of a
 // client, for one thread
-constexpr int64_t STRETCH = 1024, SHARE = 10 * ROWS, MOST = 128;
+constexpr int64_t STRETCH = 1024, SHARE = 10 * ROWS, MOST = 24 * SAMPLES;
 
 template <typename T>
 struct Numbers {

@@ -162,7 +162,8 @@ def traced(
         return function(*[joined(pieces[a:b]) for a, b in zip(begins, ends, strict=True)])
 
     # all shapes are known, but without an environment for others TorchInductor does not look for a program on disk
-    shapes: dict[str, Any] = {"shape_env": ShapeEnv(), "static_shapes": True}
+    known = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    shapes: dict[str, Any] = {"shape_env": known, "static_shapes": True}
     # what a model holds besides its parameters, such as frozen layers, is a part of the program
     with FakeTensorMode(allow_non_fake_inputs=True, **shapes) as mode:
         # each anew: a tensor that is given twice now may be two tensors the next time

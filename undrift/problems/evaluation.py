@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
 
 EVALUATION_BATCH = 2048
+MODELS_AT_ONCE = 8  # whose outputs are in memory together
 FIGURES = ("test", "train", "clients", "gradient")
 
 
-def in_batches(n: int, models: int = 1) -> list[slice]:
-    """Samples 0 to n - 1, as many at a time as so many models are evaluated on at once."""
-    few, many = max(1, EVALUATION_BATCH // 8), EVALUATION_BATCH
-    size = max(few, min(many, 4 * many // models))
-    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+def in_batches(n: int) -> list[slice]:
+    """Samples 0 to n - 1, as many at a time as are evaluated at once."""
+    return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
 
 
 def evaluated(problem: "ModelProblem", x: Tensor) -> dict[str, float]:
@@ -47,11 +46,15 @@ def each_evaluated(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]
     ignored = not Y.is_floating_point() and bool((Y < 0).any())
     if problem.figures != ("test",) or len(x) == 1 or ignored:
         return [evaluated(problem, row) for row in x]
+    if len(x) > MODELS_AT_ONCE:
+        return [
+            found for some in x.split(MODELS_AT_ONCE) for found in each_evaluated(problem, some)
+        ]
     flat, total, right = problem.flat, torch.zeros(len(x), dtype=torch.float64), 0
     flat.template.eval()
     classified = False
     with torch.no_grad(), fast_layers(several=True):
-        for some in in_batches(len(X), len(x)):
+        for some in in_batches(len(X)):
             inputs, target = problem.prepared(X[some]), Y[some]
             output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
             total += vmap(lambda out: problem.loss(out, target))(output).double() * len(target)  # noqa: B023

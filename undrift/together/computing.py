@@ -62,6 +62,15 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What was known of a round's cohorts, for as long as it stays the same."""
+
+    given: Any  # weights, steps and shares of clients, and the solver
+    weights: Tensor
+    cohort: Any
+
+
+@dataclass(frozen=True)
 class Of:
     """What the clients of one run remember, among those of all runs of its seed."""
 
@@ -80,6 +89,7 @@ class Of:
 
 
 def whole(state: State) -> State:
+    """The state of a run by itself, which later rounds do not touch."""
     clients: Any = state.clients
     return replace(state, clients=clients.own()) if isinstance(clients, Of) else state.settled()
 
@@ -125,7 +135,7 @@ class Together:
         # what was merged last, and of what
         self.solvers: tuple[int, list[Solver], Any] = (-1, [], None)
         self.at_rows: dict[Chunk, Any] = {}
-        self.known: tuple[Any, Any, Any, Any] = (None, None, None, None)
+        self.known: Known | None = None
         self.compiler = Compiler()
 
     @property
@@ -185,14 +195,14 @@ class Together:
             key = Key(0, when, number)
             server, sent, came = self._carry_out(number, exchange, server, parties, key)
             down, up, count = down + sent, up + came, count + 1
-        for pending in self.pending:
-            pending.keep()
-            pending.clients.round = t
-        self.servers = server
         seconds = (perf_counter() - began) / len(self.runs)
         evaluated = setting.evaluated(t)
         with own_products(self.choice.compiles(t)):
             metrics = self.problem.evaluate(server.x) if evaluated else [{}] * len(self.runs)
+        for pending in self.pending:
+            pending.keep()
+            pending.clients.round = t
+        self.servers = server
         found = []
         for r in self.inside:
             draw, state = draws[r // self.width], self._state(r, t) if evaluated else None
@@ -217,7 +227,7 @@ class Together:
             kept.append((chunk, client))
             came += nbytes(up) * mine.shape[1]
         mean = means.found()
-        if len(kept) > 1:  # each part is finite
+        if len(kept) > 1:  # each part is finite, but their sum may be too large
             self._check_finite(mean)
         updated = exchange.update(server, mean, cohort)
         self._check_finite(updated)
@@ -294,14 +304,12 @@ class Together:
     def _known(self, parties: Sequence[Party], t: int) -> tuple[Tensor, Any]:
         """The weights of clients, `[seeds, clients]`, and what servers know of their cohorts, with columns for what
         differs: mostly the same as in the last round."""
-        known = [(party.weights, party.steps, party.share) for party in parties]
-        solver = self._solver(t)
-        if known != self.known[0] or solver is not self.known[1]:
+        given = [(party.weights, party.steps, party.share) for party in parties], self._solver(t)
+        if self.known is None or self.known.given != given:
             weights = torch.tensor([party.weights for party in parties], dtype=torch.float64)
             weights = weights / weights.sum(1, keepdim=True)
-            self.known = known, solver, weights, merged(self._cohorts(parties, weights, t))
-        _, _, weights, cohort = self.known
-        return weights, replace(cohort, round=t)
+            self.known = Known(given, weights, merged(self._cohorts(parties, weights, t)))
+        return self.known.weights, replace(self.known.cohort, round=t)
 
     def _cohorts(self, parties: Sequence[Party], weights: Tensor, t: int) -> list[Cohort]:
         """What the server of each run knows of its cohort."""
