@@ -187,9 +187,7 @@ def test_compiled_products_of_large_layers(
     # all products that can be are our own, those of the first layer with samples where they lie
     for module, name in ((gathering, "LONG"), (gathering, "WORTH"), (program, "LARGE")):
         monkeypatch.setattr(module, name, 1)
-    net = nn.Sequential(
-        nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 90), nn.ReLU(), nn.Linear(90, 3)
-    )
+    net = nn.Sequential(nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 3))
     problem = ragged(model=net.double())
     local = ud.Local(steps=4, batch=4, lr=0.1)
     settings: dict[str, Any] = {"rounds": 3, "participation": ud.Uniform(4), "local": local}
