@@ -36,3 +36,9 @@ def test_version_and_help(undrift) -> None:
     assert "list" in undrift("--help").out
     assert "Example" in undrift("list", "--help").out
     assert undrift("walk").code == 2
+
+
+def test_a_sweep_says_how_it_is_computed(undrift, caplog):
+    said = undrift("sweep", "fedavg", "--rounds", 2, "--trials", 2, "-v", "--out", "out")
+    assert said.code == 0
+    assert "engine: 2 runs as one computation, batched" in caplog.text

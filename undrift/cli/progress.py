@@ -1,5 +1,6 @@
 """Progress: bars on a terminal, plain lines elsewhere, nothing if so wished."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -133,3 +134,10 @@ def _bars(experiment: Experiment) -> Iterator[Say]:
                 progress.console.print(f"{name}: {run.round} rounds, {how}")
 
         yield say
+
+
+def talkative(verbose: bool) -> None:
+    """Log to stderr, more or less."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")
+    logging.getLogger("undrift").setLevel(level)

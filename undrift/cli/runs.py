@@ -1,6 +1,5 @@
 """undrift run, compare, resume."""
 
-import logging
 import shlex
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ import typer
 from rich.console import Console
 
 from undrift.cli import options as o
-from undrift.cli.progress import shown
+from undrift.cli.progress import shown, talkative
 from undrift.cli.sweeps import swept
 from undrift.errors import InvalidInput
 from undrift.experiment import Experiment, read
@@ -152,13 +151,6 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     if not quiet:
         Console(width=None if sys.stdout.isatty() else 120).print(summary([path]).table())
         print(f"report: {page}")
-
-
-def talkative(verbose: bool) -> None:
-    """Log to stderr, more or less."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")
-    logging.getLogger("undrift").setLevel(level)
 
 
 def free(path: Path) -> Path:

@@ -11,6 +11,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from undrift.cli import options as o
+from undrift.cli.progress import talkative
 from undrift.errors import InvalidInput
 from undrift.experiment import Experiment, read
 from undrift.quality import spread
@@ -66,6 +67,7 @@ def sweep(
     ] = False,
     out: o.Out = None,
     quiet: o.Quiet = False,
+    verbose: o.Verbose = False,
 ) -> None:
     """Choose step sizes and other parameters fairly: the same number of trials, rounds and seeds for every method.
 
@@ -73,6 +75,7 @@ def sweep(
 
     Example: undrift sweep fedavg scaffold-m --space quick --rounds 50 --trials 20 --out runs/sweep
     """
+    talkative(verbose)
     experiment = _experiment(targets, words)
     if (
         experiment.threads is None
