@@ -123,7 +123,7 @@ def demo(folder: Path) -> dict[str, Any]:
 
 def record() -> None:
     torch.set_num_threads(1)
-    found = {name: digest(*case) for name, *case in cases()}
+    found = {name: digest(row, problem, engine) for name, row, problem, engine in cases()}
     with TemporaryDirectory() as folder:
         found |= demo(Path(folder))
     lines = [f'"{name}": {json.dumps(each)}' for name, each in found.items()]
