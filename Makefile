@@ -2,13 +2,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean bench bench-peers
+.PHONY: demo test test-torch check format clean bench bench-peers
 
 demo: .venv/ready  ## compare six methods on digits: a table and a report
 	$(BIN)/undrift run examples/digits.toml
 
 test: .venv/ready  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# the oldest and the newest torch that pyproject.toml allows; each is a download of gigabytes
+TORCH ?= 2.12.0 2.15.0
+test-torch:  ## the engines' tests with other versions of torch, each in an environment under .torch/
+	set -e; for version in $(TORCH); do \
+	  bin=.torch/$$version/bin; \
+	  test -e $$bin/python || $(PYTHON) -m venv .torch/$$version; \
+	  grep -v "^torch==" constraints.txt > .torch/$$version/constraints.txt; \
+	  $$bin/pip install --quiet --disable-pip-version-check -c .torch/$$version/constraints.txt torch==$$version pytest pytest-xdist hypothesis -e ".[sweep]"; \
+	  $$bin/python -m pytest -n 2 --dist worksteal tests/test_engines.py tests/test_visits.py tests/test_alone.py \
+	    tests/test_products.py tests/test_together.py tests/test_oracles.py tests/test_digests.py; \
+	done
 
 check: .venv/ready  ## lint, format, types
 	$(BIN)/ruff check .

@@ -166,12 +166,19 @@ class Work:
         return column if self._single else column.unsqueeze(1)
 
 
-def in_turn(work: Work, step: Callable[..., Any], start: Carried, steps: Sequence[int]) -> Carried:
-    """Make the steps one after another, as they are written."""
+def in_turn(
+    work: Work,
+    step: Callable[..., Any],
+    start: Carried,
+    steps: Sequence[int],
+    disturb: Callable[[Tensor], Tensor] | None = None,
+) -> Carried:
+    """Make the steps one after another, as they are written; `disturb` changes what each of them starts from."""
     first_done, last_done, column = min(steps), max(steps), work._column(steps)
     carried = start
     for k in range(last_done):
         work._k = k
+        carried = carried if disturb is None else tuple(map(disturb, carried))
         new = step(*carried)
         new = (new,) if len(start) == 1 else new
         if k >= first_done:

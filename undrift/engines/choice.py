@@ -3,12 +3,13 @@
 import logging
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from undrift.engines.inductor import untested
 from undrift.errors import InvalidInput, unknown
 from undrift.hyper import check_value
 from undrift.keyed import Key
@@ -141,11 +142,24 @@ def choose(
         choice = on_ray(asked, problem, rounds, participation, local, chunk)
     elif isinstance(engine, Choice):
         check_possible(engine.engine, problem)
-        return engine
+        return without_compiling_if_untested(engine)
     else:
         choice = in_process(problem, rounds, participation, local, engine, chunk, workers, together)
+    choice = without_compiling_if_untested(choice)
     log.info("engine: %s", choice)
     return choice
+
+
+def without_compiling_if_untested(choice: Choice) -> Choice:
+    """The same choice, or after a line of notice the uncompiled one where this version of torch may not compile."""
+    why = untested()
+    if why is None or "compiled" not in (choice.engine, choice.inside):
+        return choice
+    log.warning("not compiled: %s", why)
+    eager = "sequential" if choice.inner.alone else "batched"
+    if choice.engine == "ray":
+        return replace(choice, inside=eager, since=1)
+    return replace(choice, engine=eager, since=1)
 
 
 def in_process(
@@ -257,10 +271,17 @@ def worth_compiling(seconds: float, alone: bool) -> bool:
     """Whether it saves more than it takes, where gradients take so long in all, of clients one by one (`alone`) or in chunks."""
     if (SAVED_ALONE if alone else SAVED) * seconds < COMPILING_SECONDS:
         return False
+    why = not_compiling()
+    if why is not None:
+        log.warning("not compiled: %s", why)
+    return why is None
+
+
+def not_compiling() -> str | None:
+    """Why nothing can be compiled here, if so."""
     if compiler() is None:
-        log.warning("not compiled: no C++ compiler was found (g++ or clang++, or set CXX)")
-        return False
-    return True
+        return "no C++ compiler was found (g++ or clang++, or set CXX)"
+    return untested()
 
 
 def step_seconds(problem: Any, clients: list[int], local: "Local") -> float:

@@ -30,7 +30,7 @@ from undrift.engines.steps import (
     traceable,
     tried,
 )
-from undrift.engines.visit import Given, NotCut, Visit
+from undrift.engines.visit import Given, NotCut, Visit, verified
 from undrift.states import ClientStates
 from undrift.work import Carried, Refused, Work, in_turn
 
@@ -189,7 +189,7 @@ class Compiler:
         key = (given.key, *alike(given.work, minibatches[0], lives))
         with MAKING:
             if key not in self.visits and given.inside.key not in self.visits:
-                made = tried(lambda: Visit(given, minibatches[0], lives))
+                made = tried(lambda: verified(given, work, minibatches, lives))
                 if isinstance(made, Refused):
                     log.info("visits are not compiled whole, only their steps: %s", made)
                 self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
@@ -207,7 +207,7 @@ class Compiler:
         with MAKING:
             if key not in self.programs:
                 self.programs[key] = tried(
-                    lambda: Program(work, step, inside, carried, fixed, minibatches[0], lives)
+                    lambda: Program(work, step, inside, carried, fixed, minibatches, lives)
                 )
         program = self.programs[key]
         if isinstance(program, Refused):

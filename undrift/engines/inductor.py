@@ -1,14 +1,31 @@
 """What TorchInductor is told when it makes machine code of ours, and that it may find it on disk the next time."""
 
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+# The minor versions of torch with which the compiler's tests have passed (`make test-torch`).  TorchInductor is no public
+# interface: other versions compiled some methods into something else without a word (2.7 to 2.11), or not at all.
+TESTED = ("2.12", "2.13", "2.14", "2.15")
+
 # numbers in a model's frozen parts, up to which its programs are kept: they would be read one by one, and kept with it
 MOST_CONSTANTS = 2**16
+
+
+@cache
+def untested() -> str | None:
+    """Why nothing is compiled under this version of torch, if so."""
+    minor = ".".join(torch.__version__.split(".")[:2])
+    if minor in TESTED:
+        return None
+    return (
+        f"torch {torch.__version__} has not been tested with the compiler, torch "
+        f"{', '.join(TESTED)} have: install one of them for more speed"
+    )
 
 
 def settings(**more: Any) -> AbstractContextManager[Any]:

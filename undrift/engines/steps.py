@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from undrift.core import form_of
 from undrift.engines.closures import Held, rebound
 from undrift.engines.program import Layout, Pieces, compile_step, joined
+from undrift.engines.verify import attempts, noise, random_like, same_up_to_rounding
 from undrift.errors import first_line
 from undrift.work import Refused, Work
 
@@ -81,10 +83,12 @@ class Program:
         inside: Held,
         carried: Sequence[Pieces],
         fixed: Sequence[Pieces],
-        minibatch: Minibatch,
+        minibatches: Sequence[Minibatch],
         lives: list[Tensor] | None,
+        whole: bool = False,  # part of a compiled visit
     ):
         problem: Any = work.problem
+        minibatch = minibatches[0]
         why = getattr(problem, "not_compiled", lambda minibatch: None)(minibatch)
         if why:
             raise Refused(why)
@@ -122,30 +126,47 @@ class Program:
             self.momentum = True
             carried = self._with_momentum(carried)
             self.call = compile_step(traced, carried, fixed, others, layout)
-        self._check(traced, carried, fixed, others)
+        if not whole:  # a visit is verified as a whole
+            self._verify(traced, inside, carried, fixed, minibatches, lives, problem)
 
-    def _check(
+    def _verify(
         self,
         step: Callable[..., Sequence[Tensor]],
+        inside: Held,
         carried: Sequence[Pieces],
         fixed: Sequence[Pieces],
-        others: Sequence[Pieces],
+        minibatches: Sequence[Minibatch],
+        lives: list[Tensor] | None,
+        problem: Any,
     ) -> None:
-        """Compare a step of the program with the one that it was made of, once.
+        """Compare all steps of the program with those that it was made of, from random states (verify.py).
 
         Kernels of torch, convolutions above all, may lay out their results otherwise than the compiler foresaw, which then
         reads them in a wrong order.
         """
-        new = step(list(map(joined, carried)), list(map(joined, (*fixed, *others))))
-        found = [[_twin(p) for p in pieces] for pieces in carried]
-        always = _flat(fixed)
-        self.call([*_flat(found), *always, *_flat(others), *self.call.ready(always)])
-        for before, whole, after in zip(carried, new, found, strict=True):
-            expected = (
-                whole.split([p.shape[-1] for p in before], -1) if len(before) > 1 else [whole]
-            )
-            if not all(map(_close, after, expected, before)):
-                raise Refused("its program computes something else, so torch compiles it wrongly")
+        for generator, scale in attempts(problem.x0):
+            like = partial(random_like, scale=scale, generator=generator)
+            start = [[like(p) for p in pieces] for pieces in carried]
+            # vectors and what differs by client, but not the number of steps, step sizes and other single numbers
+            states = len(inside.tensors)
+            always = [[like(p) for p in pieces] for pieces in fixed[:states]] + list(fixed[states:])
+            found = [[_twin(p) for p in pieces] for pieces in start]
+            self._steps(_flat(found), always, minibatches, lives)
+
+            def uncompiled(disturb: Callable[[Tensor], Tensor]) -> list[Tensor]:
+                now = [joined(pieces) for pieces in start]  # noqa: B023 (used at once)
+                given = [joined(pieces) for pieces in always]  # noqa: B023
+                for k, minibatch in enumerate(minibatches):
+                    present = [x for x in minibatch if x is not None]
+                    live = lives[k : k + 1] if lives else ()
+                    now = step(list(map(disturb, now)), [*given, *present, *live])
+                return list(now)
+
+            expected = uncompiled(lambda t: t)
+            disturbed = uncompiled(noise(generator))
+            if same_up_to_rounding([joined(pieces) for pieces in found], expected, disturbed):
+                return
+        raise Refused("its program computes something else, so torch compiles it wrongly")
 
     def _with_momentum(self, carried: Sequence[Pieces]) -> Sequence[Pieces]:
         return [*carried, [torch.zeros_like(p) for p in carried[0]]] if self.momentum else carried
@@ -158,7 +179,16 @@ class Program:
         lives: list[Tensor] | None,
     ) -> None:
         """Make all steps, writing over what is carried."""
-        now, always = _flat(self._with_momentum(carried)), _flat(fixed)
+        self._steps(_flat(self._with_momentum(carried)), fixed, minibatches, lives)
+
+    def _steps(
+        self,
+        now: list[Tensor],
+        fixed: Sequence[Pieces],
+        minibatches: Sequence[Minibatch],
+        lives: list[Tensor] | None,
+    ) -> None:
+        always = _flat(fixed)
         ready = self.call.ready(always)
         for k, minibatch in enumerate(minibatches):
             given = [x for x in minibatch if x is not None]
@@ -172,15 +202,6 @@ def _flat(values: Sequence[Pieces]) -> list[Tensor]:
 def _twin(t: Tensor) -> Tensor:
     """A copy that is laid out alike."""
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
-
-
-def _close(found: Tensor, expected: Tensor, before: Tensor) -> bool:
-    """Whether a new value is what it should be, but for rounding; what is not finite says nothing."""
-    if not expected.is_floating_point():
-        return torch.equal(found, expected)
-    rounding = 1e3 * torch.finfo(expected.dtype).eps * expected.norm()
-    allowed = 0.01 * (expected - before).norm() + rounding
-    return not bool(allowed.isfinite()) or bool((found - expected).norm() <= allowed)
 
 
 class _UsesMomentum(Exception):

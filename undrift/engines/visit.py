@@ -30,7 +30,8 @@ from undrift.engines.folding import apart_from
 from undrift.engines.nodes import aten, is_pointwise, made, root_of, value_of
 from undrift.engines.program import Layout, Pieces, in_pieces, traced
 from undrift.engines.steps import Minibatch, Program, fixed_of, layout_of
-from undrift.work import Refused, Work
+from undrift.engines.verify import Noise, attempts, noise, random_like, same_up_to_rounding
+from undrift.work import Refused, Work, in_turn
 
 Columns: TypeAlias = tuple[tuple[str, Column], ...]  # the solver's numbers that differ by row
 
@@ -152,7 +153,7 @@ class Given:
 class Visit:
     """A visit that was traced and cut, ready to be made with whatever is laid out as what it was made of."""
 
-    def __init__(self, given: Given, minibatch: Minibatch, lives: list[Tensor] | None):
+    def __init__(self, given: Given, minibatches: Sequence[Minibatch], lives: list[Tensor] | None):
         self.layout, work = layout_of(given.work.problem), given.work
         self.up: Any = None  # records like those that come
         self.client: Any = None
@@ -180,7 +181,9 @@ class Visit:
         self.numbers = lent.inside.numbers
         carried, inside = self._begun(start)
         fixed = [*inside, *self._fixed(work)]
-        self.program = Program(work, lent.step, lent.inside, carried, fixed, minibatch, lives)
+        self.program = Program(
+            work, lent.step, lent.inside, carried, fixed, minibatches, lives, whole=True
+        )
         first, last = (sum(map(len, start[:count])) for count in given.clients_own)
         own = module.graph.find_nodes(op="placeholder")[first:last]
         after = _after(module, self.layout, len(tensors(self.up)), own)
@@ -211,6 +214,32 @@ class Visit:
 
     def _fixed(self, work: Work) -> list[Pieces]:
         return [[t] for t in fixed_of(work, self.numbers)]
+
+
+def verified(
+    given: Given, work: Work, minibatches: Sequence[Minibatch], lives: list[Tensor] | None
+) -> Visit:
+    """A compiled visit that computes what the uncompiled one does, from random states and messages (verify.py)."""
+    visit = Visit(given, minibatches, lives)
+
+    def uncompiled(down: Any, client: Any, disturb: Noise) -> list[Tensor]:
+        lent = copy(work)
+        lent.runner = partial(in_turn, disturb=disturb)
+        spread = map_tensors(partial(_spread, clients=given.weights.shape), down)
+        up, kept = given.local(spread, client, lent)
+        return [*(_added(t, given.weights) for t in tensors(up)), *tensors(kept)]
+
+    for generator, scale in attempts(work.problem.x0):
+        like = partial(random_like, scale=scale, generator=generator)
+        down, client = map_tensors(like, given.down), map_tensors(like, given.client)
+        expected = uncompiled(down, client, lambda t: t)
+        disturbed = uncompiled(down, client, noise(generator))
+        own = map_tensors(torch.clone, client)  # which is written over
+        again = Given(given.local, down, own, work, given.weights)
+        up, kept, _ = visit(again, minibatches, lives)
+        if same_up_to_rounding([*tensors(up), *tensors(kept)], expected, disturbed):
+            return visit
+    raise Refused("its program computes something else, so torch compiles it wrongly")
 
 
 def _spread(sent: Tensor, clients: Sequence[int]) -> Tensor:

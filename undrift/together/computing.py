@@ -21,7 +21,13 @@ from undrift.core import (
     nbytes,
     tensors,
 )
-from undrift.engines.choice import Choice, cohort_of, step_seconds, worth_compiling
+from undrift.engines.choice import (
+    Choice,
+    cohort_of,
+    step_seconds,
+    without_compiling_if_untested,
+    worth_compiling,
+)
 from undrift.engines.compiled import Compiler
 from undrift.engines.dense import own_products
 from undrift.engines.memory import keep_freed_memory
@@ -413,6 +419,10 @@ def _with_columns(
 
 def _choice(setting: Setting, problem: Stacked, local: Local) -> Choice:
     """Whether steps are compiled: as asked for, or if the runs are long enough to repay it."""
+    return without_compiling_if_untested(_asked(setting, problem, local))
+
+
+def _asked(setting: Setting, problem: Stacked, local: Local) -> Choice:
     engine = setting.engine
     if isinstance(engine, Choice) and engine.engine in ("batched", "compiled"):
         return engine
