@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import undrift as ud
-from undrift.keyed import Key, Purpose, stream
+from undrift.core.rng import Key, Purpose, stream
 
 fork = multiprocessing.get_context("fork")
 

@@ -25,7 +25,7 @@ from torch import nn
 
 import undrift as ud
 from tests.table import ROWS, Row
-from undrift.core import exchanges_of
+from undrift.core.algorithm import exchanges_of
 
 RECORDED = Path(__file__).with_name("digests.json")
 DEMO = Path(__file__).parent.parent / "examples" / "digits.toml"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import undrift as ud
 from tests.oracles.world import World
-from undrift.keyed import Key
+from undrift.core.rng import Key
 
 
 class WorldProblem:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import undrift.algorithms
-from undrift.hyper import METHODS
+from undrift.core.hyper import METHODS
 
 FOLDER = Path(undrift.algorithms.__file__).parent
 

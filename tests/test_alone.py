@@ -17,13 +17,13 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_engines import Careful, TracedWorld, interpreted, local_of, needs_compiler, refusals
 from undrift.algorithms.fedavg import Up
+from undrift.core.work import Refused
 from undrift.engines import choice as choices
 from undrift.engines.choice import Choice, choose
 from undrift.engines.compiled import compiler_of
 from undrift.engines.pooling import BACKWARD, POOL
 from undrift.engines.program import traced
 from undrift.problems.dropout import kept, kept_compiled
-from undrift.work import Refused
 
 __all__ = ["interpreted", "refusals"]  # fixtures
 

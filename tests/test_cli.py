@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from undrift.hyper import METHODS
+from undrift.core.hyper import METHODS
 
 
 def test_list_shows_every_method_with_its_traffic(undrift) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from undrift import cli
 from undrift.cli import _said
-from undrift.errors import Deserted
-from undrift.hyper import METHODS
+from undrift.core.errors import Deserted
+from undrift.core.hyper import METHODS
 from undrift.models import MODELS
 from undrift.recording.files import lock
 

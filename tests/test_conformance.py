@@ -11,10 +11,11 @@ from tests.federation import WorldProblem, gap, path
 from tests.oracles.world import make_world
 from tests.table import ROWS, Row
 from undrift.catalogue import measure
-from undrift.core import Cohort, exchanges_of, map_tensors, nbytes, tensors
-from undrift.hyper import METHODS
-from undrift.keyed import Key
-from undrift.work import Solver, Work
+from undrift.core.algorithm import Cohort, exchanges_of
+from undrift.core.hyper import METHODS
+from undrift.core.records import map_tensors, nbytes, tensors
+from undrift.core.rng import Key
+from undrift.core.work import Solver, Work
 
 N, T = 5, 8
 FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method

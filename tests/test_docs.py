@@ -12,7 +12,7 @@ import numpy as np
 import undrift as ud
 from tests.federation import WorldProblem, gap, path
 from tests.oracles.world import make_world
-from undrift.hyper import METHODS
+from undrift.core.hyper import METHODS
 
 ROOT = Path(__file__).parent.parent
 

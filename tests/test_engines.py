@@ -18,11 +18,11 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_optimum import quadratic
 from undrift.algorithms.fedavg import Up
+from undrift.core.work import Refused
 from undrift.engines import choice as choices
 from undrift.engines import gathering, inductor, products, program, visit
 from undrift.engines.choice import Choice, choose, compiler
 from undrift.engines.compiled import COMPILERS
-from undrift.work import Refused
 
 compiled = import_module("undrift.engines.compiled")  # whose name in the package is the engine's
 

@@ -20,7 +20,7 @@ from tests.federation import WorldProblem, path
 from tests.oracles.world import make_world
 from tests.table import ROWS, Row
 from tests.test_optimum import quadratic
-from undrift.core import map_tensors, tensors
+from undrift.core.records import map_tensors, tensors
 
 N, T = 6, 10
 FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method

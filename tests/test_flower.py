@@ -21,11 +21,11 @@ from tests.nodes import (
     run_dir,
     simulated,
 )
+from undrift.core.hyper import METHODS
 from undrift.data.sets import Data
 from undrift.experiment.federation import federation
 from undrift.flower.messages import Parcel
 from undrift.flower.node import answered
-from undrift.hyper import METHODS
 from undrift.recording.directory import RunDirectory
 from undrift.recording.files import read_lines
 from undrift.recording.recorded import played

@@ -13,7 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 import undrift as ud
 from tests.nodes import experiment, simulated
-from undrift.core import Cohort, map_tensors, nbytes, tensors
+from undrift.core.algorithm import Cohort
+from undrift.core.records import map_tensors, nbytes, tensors
 from undrift.experiment import read
 from undrift.experiment.federation import federation
 from undrift.flower.folder import write_app

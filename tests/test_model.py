@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import undrift as ud
 from tests.federation import gap, path
-from undrift.keyed import Key
+from undrift.core.rng import Key
 from undrift.problems.flat import FlatModel
 
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import undrift as ud
 from tests.federation import WorldProblem, gap, path, random_cohorts
 from tests.oracles.world import make_world
 from tests.table import ROWS, Row
-from undrift.hyper import METHODS
+from undrift.core.hyper import METHODS
 
 T, N, ETA = 28, 5, 0.08
 EQUAL, UNEQUAL = [3] * N, [1, 4, 2, 6, 3]

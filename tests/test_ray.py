@@ -21,12 +21,13 @@ from torch import Tensor
 import undrift as ud
 from tests.federation import PlainFedAvg, WorldProblem, gap
 from tests.oracles.world import make_world
-from undrift.core import Cohort, Exchange, Vec, nbytes, record, tensors
+from undrift.core.algorithm import Cohort, Exchange, Vec
+from undrift.core.errors import InvalidInput, MethodFailure, WorkersLost
+from undrift.core.records import nbytes, record, tensors
+from undrift.core.rng import Key
 from undrift.engines import Choice
-from undrift.errors import InvalidInput, MethodFailure, WorkersLost
 from undrift.experiment import Experiment
 from undrift.experiment.federation import federation
-from undrift.keyed import Key
 from undrift.recording.running import carried_out, prepared, with_workers
 from undrift.run import Round
 

@@ -24,9 +24,9 @@ from torch import nn
 
 import undrift as ud
 from tests.real import ROOT, real_data
+from undrift.core.errors import InvalidInput
 from undrift.data import images, sets, store, tables, text
 from undrift.data.sets import DATASETS, Data, load, reader
-from undrift.errors import InvalidInput
 
 REAL = {  # train, test, clients, classes
     "mnist": (60_000, 10_000, 0, 10),

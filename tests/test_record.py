@@ -22,7 +22,7 @@ from safetensors.torch import load, load_file
 
 import undrift as ud
 from tests.nursery import ROUNDS, settings
-from undrift.core import record
+from undrift.core.records import record
 from undrift.recording import files, running
 from undrift.recording.checkpoint import Checkpoints, Unusable
 from undrift.recording.files import Draft, Lines, holds, lock, read_lines, write_aside
@@ -404,7 +404,7 @@ def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
     code = """
 import resource, sys, torch
 from pathlib import Path
-from undrift.core import record
+from undrift.core.records import record
 from undrift.recording import checkpoint
 from undrift.states import ClientStates
 @record

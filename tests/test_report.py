@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import undrift as ud
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.recording.running import carried_out, prepared
 from undrift.report import Summary, summary, write_report
 from undrift.report.figures import cost, curve, first_round

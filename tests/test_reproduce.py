@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from undrift.cli.reproduce import reproduce, told
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment import read
 from undrift.recording.files import read_json
 from undrift.reproduction import (

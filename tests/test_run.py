@@ -15,7 +15,7 @@ import undrift as ud
 from tests.federation import PlainFedAvg, WorldProblem, gap, path
 from tests.oracles.world import make_world
 from tests.test_optimum import quadratic
-from undrift.keyed import Key
+from undrift.core.rng import Key
 
 # participation
 

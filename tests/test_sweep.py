@@ -19,11 +19,11 @@ from torch import nn
 import undrift as ud
 from undrift.catalogue import EXAMPLES
 from undrift.cli.sweeps import compared, introduction, swept
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import METHODS
 from undrift.data.sets import DATASETS, Data, dataset
-from undrift.errors import InvalidInput
 from undrift.experiment import read
 from undrift.experiment.federation import Federation, federation
-from undrift.hyper import METHODS
 from undrift.recording.files import lock
 from undrift.recording.recorded import played
 from undrift.recording.running import settings_of

@@ -14,7 +14,7 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_engines import interpreted, local_of, needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
-from undrift.core import record
+from undrift.core.records import record
 from undrift.engines import program
 from undrift.engines.choice import Choice
 from undrift.engines.compiled import compiler_of

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import undrift as ud
 from tests.test_optimum import quadratic
-from undrift.keyed import Key
-from undrift.work import Solver, Work
+from undrift.core.rng import Key
+from undrift.core.work import Solver, Work
 
 STEPS = [3, 1, 4]
 

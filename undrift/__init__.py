@@ -3,7 +3,11 @@
 from undrift import algorithms, models
 from undrift.algorithms import *  # noqa: F403
 from undrift.availability import Always, Chance, Daily, Trace
-from undrift.core import Algorithm, Cohort, Exchange, nbytes, record
+from undrift.core.algorithm import Algorithm, Cohort, Exchange
+from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure, Stopped
+from undrift.core.hyper import algorithm, hyper, method
+from undrift.core.records import nbytes, record
+from undrift.core.work import Work
 from undrift.data.adapt import from_table
 from undrift.data.augment import CropFlip
 from undrift.data.partition import (
@@ -20,10 +24,8 @@ from undrift.data.partition import (
 )
 from undrift.data.sets import DATASETS, Data, dataset, load
 from undrift.data.tables import libsvm
-from undrift.errors import Deserted, Diverged, InvalidInput, MethodFailure, Stopped
 from undrift.events.flight import Flight, Timing, Visit
 from undrift.experiment import Experiment
-from undrift.hyper import algorithm, hyper, method
 from undrift.local import Geometric, Local
 from undrift.models import group_norm, model
 from undrift.participation import (
@@ -44,7 +46,6 @@ from undrift.problems.synthetic import Synthetic
 from undrift.run import Result, Round, State, rounds, run
 from undrift.servers import Buffer, Deadline, Synchronous
 from undrift.together import Trial, run_together
-from undrift.work import Work
 
 __version__ = "0.1.0"
 

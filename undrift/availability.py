@@ -15,9 +15,9 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from undrift.errors import InvalidInput
-from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, stream
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key, Purpose, stream
 
 Window: TypeAlias = tuple[float, float]  # from, to; (inf, inf): never again
 

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core import Cohort, exchanges_of, nbytes, tensors
-from undrift.hyper import METHODS, Spec
-from undrift.keyed import Key
+from undrift.core.algorithm import Cohort, exchanges_of
+from undrift.core.hyper import METHODS, Spec
+from undrift.core.records import nbytes, tensors
+from undrift.core.rng import Key
+from undrift.core.work import Solver, Work
 from undrift.problems import Problem
-from undrift.work import Solver, Work
 
 # Methods that cannot be made without hyper-parameters, for the table.
 EXAMPLES: dict[str, dict[str, Any]] = {

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core import Algorithm, check_records, exchanges_of
-from undrift.errors import InvalidInput
+from undrift.core.algorithm import Algorithm, exchanges_of
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import Spec, check_value
+from undrift.core.records import check_records
+from undrift.core.rng import Key
 from undrift.events.flight import course
-from undrift.hyper import Spec, check_value
-from undrift.keyed import Key
 from undrift.local import Geometric, Local
 from undrift.participation import Everyone, Participation, Weighted
 from undrift.population import Dropout, Population

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.core import Cohort, Exchange, fits, map_tensors, nbytes, rebuild, tensors
+from undrift.core.algorithm import Cohort, Exchange
+from undrift.core.errors import Diverged, MethodFailure
+from undrift.core.records import fits, map_tensors, nbytes, rebuild, tensors
+from undrift.core.rng import Key
+from undrift.core.work import Solver, Work
 from undrift.engines import Added, Engine, Results
-from undrift.errors import Diverged, MethodFailure
-from undrift.keyed import Key
 from undrift.problems import Problem
 from undrift.states import ClientStates, States
-from undrift.work import Solver, Work
 
 log = logging.getLogger("undrift")
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from undrift.errors import InvalidInput
-from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, stream
-from undrift.work import Solver
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key, Purpose, stream
+from undrift.core.work import Solver
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
@@ -38,7 +38,7 @@ class Local:
 
     >>> Local(steps=3, lr=-1)
     Traceback (most recent call last):
-    undrift.errors.InvalidInput: Local: lr must lie in [0, inf), got -1
+    undrift.core.errors.InvalidInput: Local: lr must lie in [0, inf), got -1
     """
 
     steps: int | Sequence[int] | tuple[int, int] | Geometric | None = None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
 

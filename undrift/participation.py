@@ -7,9 +7,9 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from undrift.errors import InvalidInput
-from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, stream
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key, Purpose, stream
 
 Weights: TypeAlias = Sequence[float] | np.ndarray
 

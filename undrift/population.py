@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from undrift.availability import Always, Availability
-from undrift.errors import InvalidInput
-from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, stream
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key, Purpose, stream
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from undrift.checks import check_first_records, check_fit, check_kinds, check_numbers, check_timed
-from undrift.core import Algorithm, Exchange, exchanges_of
+from undrift.core.algorithm import Algorithm, Exchange, exchanges_of
+from undrift.core.errors import Diverged, InvalidInput, Stopped, unknown
+from undrift.core.rng import Key, Purpose, generator
 from undrift.engines import Choice, choose
-from undrift.errors import Diverged, InvalidInput, Stopped, unknown
 from undrift.events.flight import InFlight, Timing
 from undrift.exchange import Party, Traffic, to_one
-from undrift.keyed import Key, Purpose, generator
 from undrift.local import Local
 from undrift.participation import Draw, Everyone, Participation
 from undrift.population import Population

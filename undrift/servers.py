@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from undrift.errors import InvalidInput
-from undrift.hyper import check_value
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from undrift.core import Algorithm, Exchange
+from undrift.core.algorithm import Algorithm, Exchange
+from undrift.core.rng import Key
 from undrift.engines import Choice, engine_of
 from undrift.engines.dense import own_products
 from undrift.exchange import Outcome, Party, Setting, carry_out
-from undrift.keyed import Key
 from undrift.local import Local
 from undrift.participation import Participation
 from undrift.problems import Problem

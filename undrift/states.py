@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from undrift.core import rebuild, tensors
-from undrift.errors import InvalidInput, MethodFailure
+from undrift.core.errors import InvalidInput, MethodFailure
+from undrift.core.records import rebuild, tensors
 
 States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by chunk
 

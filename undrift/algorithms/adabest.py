@@ -10,9 +10,7 @@ With mu = 0 it is FedNAG (FedGM with eta = 1/(1 - beta), nu = beta).
 """
 
 from undrift.algorithms.fedavg import Down, Up, send_model
-from undrift.core import Cohort, Col, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Col, Vec, Work, algorithm, hyper, record
 
 
 @record

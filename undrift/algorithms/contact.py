@@ -6,8 +6,7 @@ answer.
 
 from typing import Any
 
-from undrift.core import Exchange, Vec, record, usual
-from undrift.work import Work
+from undrift.core import Exchange, Vec, Work, record, usual
 
 
 @record

@@ -11,9 +11,7 @@ With beta_l = beta_g = b it is GHBM(tau = 1, beta = b / alpha, eta = alpha).
 """
 
 from undrift.algorithms.fedavg import stateless
-from undrift.core import Cohort, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 
 @record

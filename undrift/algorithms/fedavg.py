@@ -10,9 +10,7 @@ Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, eqs. (15)-(21).
 mu is the whole factor of (y - x), i.e. the penalty is mu/2 ||y - x||^2 (some codes use half of it).
 """
 
-from undrift.core import Cohort, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 
 @record

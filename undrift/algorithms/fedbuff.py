@@ -15,9 +15,7 @@ have none that are stale, and s(0) = 1.  With a larger buffer FedAsync mixes in 
 """
 
 from undrift.algorithms.fedavg import Down, Server, Up, local_sgd, send_model, stateless
-from undrift.core import Cohort, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 STALENESS = ("polynomial", "hinge", "constant")
 

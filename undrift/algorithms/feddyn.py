@@ -11,9 +11,7 @@ At all times h = (1/N) sum_i ghat_i.
 """
 
 from undrift.algorithms.fedavg import Down, Up, send_model
-from undrift.core import Cohort, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 
 @record

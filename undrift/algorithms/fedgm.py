@@ -18,10 +18,17 @@ from math import sqrt
 from typing import NamedTuple
 
 from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
-from undrift.core import Cohort, Vec, record
-from undrift.errors import InvalidInput
-from undrift.hyper import algorithm, check_value, hyper, special_case
-from undrift.work import Work
+from undrift.core import (
+    Cohort,
+    InvalidInput,
+    Vec,
+    Work,
+    algorithm,
+    check_value,
+    hyper,
+    record,
+    special_case,
+)
 
 SUN = "Sun et al. 2024"
 

@@ -20,10 +20,7 @@ FedNova-VR is Algorithm 2 with the cross-client correction mended: c_i <- c_i - 
 """
 
 from undrift.algorithms.fedavg import Down, send_model, stateless
-from undrift.core import Cohort, Col, Vec, record
-from undrift.errors import InvalidInput
-from undrift.hyper import algorithm, check_value, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Col, InvalidInput, Vec, Work, algorithm, check_value, hyper, record
 
 WANG = "Wang et al. 2020"
 

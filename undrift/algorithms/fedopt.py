@@ -16,8 +16,7 @@ other codes.  (Our reading: the paper is not among our sources.)
 from typing import Any
 
 from undrift.algorithms.fedavg import Up, local_sgd, send_model, stateless
-from undrift.core import Cohort, Vec, record
-from undrift.hyper import algorithm, hyper
+from undrift.core import Cohort, Vec, algorithm, hyper, record
 
 REDDI = "Reddi et al. 2021"
 

@@ -22,9 +22,7 @@ The theory's Algorithm 3 is another method (errata 2): it averages gradients, no
 from typing import Any
 
 from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
-from undrift.core import Cohort, Col, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Col, Vec, Work, algorithm, hyper, record
 
 ZACCONE = "Zaccone et al. 2025"
 

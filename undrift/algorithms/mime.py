@@ -19,9 +19,7 @@ Momentum is dampened, as in the paper; PyTorch's undampened form is the same wit
 from typing import Any
 
 from undrift.algorithms.fedavg import stateless
-from undrift.core import Cohort, Exchange, Vec, record, usual
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record, usual
 
 KARIMIREDDY = "Karimireddy et al. 2021"
 

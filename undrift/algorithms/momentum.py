@@ -24,9 +24,17 @@ g+ = h + beta mean_i (c_i+ - c_i): the same iterates for 3 vectors a visit in pl
 from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
 from undrift.algorithms.scaffold import Client, answer_and_keep
-from undrift.core import Cohort, Exchange, Vec, record
-from undrift.hyper import algorithm, check_value, hyper, special_case
-from undrift.work import Work
+from undrift.core import (
+    Cohort,
+    Exchange,
+    Vec,
+    Work,
+    algorithm,
+    check_value,
+    hyper,
+    record,
+    special_case,
+)
 
 CHENG = "Cheng et al. 2024"
 

@@ -16,9 +16,7 @@ fixed number K = 1/p it is VRL-SGD.  LED's beta and Scaffnew's p default to the 
 """
 
 from undrift.algorithms.fedavg import Down, Up, send_model
-from undrift.core import Cohort, Col, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Col, Vec, Work, algorithm, hyper, record
 
 
 @record

@@ -16,9 +16,7 @@ B > 0 starts c_i from B minibatches at x0, for all clients, in a first contact; 
 from typing import Any
 
 from undrift.algorithms.contact import Answer, Hello, after_contact, mean_gradient
-from undrift.core import Cohort, Exchange, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record
 
 
 @record

@@ -18,9 +18,7 @@ gamma defaults to eta K.  STEM's paper lets a fall with eta^2: here eta is const
 from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
 from undrift.algorithms.momentum import gamma_of
-from undrift.core import Cohort, Exchange, Vec, record
-from undrift.hyper import algorithm, hyper
-from undrift.work import Work
+from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record
 
 PATEL = "Patel et al. 2022"
 

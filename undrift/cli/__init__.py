@@ -15,7 +15,7 @@ from undrift.cli.reports import report
 from undrift.cli.reproduce import reproduce
 from undrift.cli.runs import compare, resume, run
 from undrift.cli.sweeps import sweep
-from undrift.errors import InvalidInput, Stopped
+from undrift.core.errors import InvalidInput, Stopped
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from undrift.cli import options as o
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
 from undrift.experiment import Experiment, read
 
 deploy = typer.Typer(

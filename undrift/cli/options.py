@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import METHODS
 from undrift.experiment import Experiment, with_settings
 from undrift.experiment.parts import registered
 from undrift.experiment.toml import as_words, described, value_of
-from undrift.hyper import METHODS
 
 FEDERATION, WORK, RECORD = "Federation", "Work", "Recording"
 

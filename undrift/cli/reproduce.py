@@ -13,7 +13,7 @@ from rich.table import Table
 from undrift.cli import options as o
 from undrift.cli.runs import carry_out, resume
 from undrift.cli.sweeps import swept
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment import Experiment, read
 from undrift.recording.directory import RunDirectory
 from undrift.recording.files import write_json

@@ -14,7 +14,7 @@ from rich.console import Console
 from undrift.cli import options as o
 from undrift.cli.progress import shown, talkative
 from undrift.cli.sweeps import swept
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment import Experiment, read
 from undrift.experiment.federation import federation
 from undrift.experiment.toml import as_toml

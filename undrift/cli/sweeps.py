@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from undrift.cli import options as o
 from undrift.cli.progress import talkative
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment import Experiment, read
 from undrift.quality import spread
 from undrift.sweep.plan import Plan

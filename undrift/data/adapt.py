@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import InvalidInput, unknown
 from undrift.data.sets import Data
-from undrift.errors import InvalidInput, unknown
 
 
 def from_table(

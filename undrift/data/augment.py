@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift.hyper import check_value
+from undrift.core.hyper import check_value
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import InvalidInput
 from undrift.data import store
 from undrift.data.sets import DATASETS, Data
-from undrift.errors import InvalidInput
 
 # published by the homes of the files
 MD5: dict[str, dict[str, str]] = {

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from undrift.errors import InvalidInput
-from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, generator
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key, Purpose, generator
 
 RETRIES = 1000  # of a draw that leaves a client with too little, before it is called hopeless
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
 
 Read = TypeVar("Read", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 
 TIMEOUT = 60.0  # seconds without an answer
 GZIP = b"\x1f\x8b"

@@ -8,9 +8,9 @@ Sizes are 50 + lognormal(4, 2); a tenth of every client's samples is for testing
 import numpy as np
 import torch
 
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key, Purpose, generator
 from undrift.data.sets import Data
-from undrift.hyper import check_value
-from undrift.keyed import Key, Purpose, generator
 
 INPUTS, CLASSES = 60, 10
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key, Purpose, generator
 from undrift.data import store
 from undrift.data.images import Normalise
 from undrift.data.sets import DATASETS, Data
-from undrift.errors import InvalidInput
-from undrift.keyed import Key, Purpose, generator
 
 SPLIT_SEED = (
     2024  # of every split that the sources do not publish; changing it changes the data sets

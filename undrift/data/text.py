@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import InvalidInput
 from undrift.data import store
 from undrift.data.sets import DATASETS, IGNORED, Data
-from undrift.errors import InvalidInput
 
 # LEAF's 80 characters; a character's code is its place
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -9,13 +9,13 @@ engine a run uses is a `Choice`.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from undrift.core.work import Work
 from undrift.engines.batched import Local, Result, batched
 from undrift.engines.choice import Choice, choose
 from undrift.engines.compiled import Added, compiled, one_by_one
 from undrift.engines.memory import keep_freed_memory
 from undrift.engines.sequential import sequential, side_by_side
 from undrift.states import ClientStates
-from undrift.work import Work
 
 __all__ = ["Added", "Choice", "Engine", "Results", "choose", "engine_of"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from undrift.core import check_records, map_tensors
-from undrift.errors import MethodFailure
+from undrift.core.errors import MethodFailure
+from undrift.core.records import check_records, map_tensors
+from undrift.core.work import NoCommonRound, Refused, Runner, Work
 from undrift.states import ClientStates
-from undrift.work import NoCommonRound, Refused, Runner, Work
 
 Local: TypeAlias = Callable[[Any, Any, Work], tuple[Any, Any]]
 Result: TypeAlias = tuple[Sequence[int], Any, Any]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import check_value
+from undrift.core.rng import Key
 from undrift.engines.inductor import untested
-from undrift.errors import InvalidInput, unknown
-from undrift.hyper import check_value
-from undrift.keyed import Key
 
 if TYPE_CHECKING:
     from undrift.local import Local

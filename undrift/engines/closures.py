@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core import form_of
-from undrift.work import Work
+from undrift.core.records import form_of
+from undrift.core.work import Work
 
 Leaf = Callable[[Any], Any]
 

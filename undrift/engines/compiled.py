@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from undrift.core import form_of, map_tensors
+from undrift.core.records import form_of, map_tensors
+from undrift.core.work import Carried, Refused, Work, in_turn
 from undrift.engines.batched import Local, Result, chunks, same, visited
 from undrift.engines.closures import held
 from undrift.engines.program import joined
@@ -32,7 +33,6 @@ from undrift.engines.steps import (
 )
 from undrift.engines.visit import Given, NotCut, Visit, verified
 from undrift.states import ClientStates
-from undrift.work import Carried, Refused, Work, in_turn
 
 log = logging.getLogger("undrift")
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.errors import first_line
 from undrift.engines.inductor import settings
-from undrift.errors import first_line
 
 log = logging.getLogger("undrift")
 

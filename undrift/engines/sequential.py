@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from undrift.core import map_tensors
+from undrift.core.errors import MethodFailure
+from undrift.core.records import map_tensors
+from undrift.core.work import Work
 from undrift.engines.batched import Local, Result
-from undrift.errors import MethodFailure
 from undrift.states import ClientStates
-from undrift.work import Work
 
 
 def sequential(

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from undrift.core import form_of
+from undrift.core.errors import first_line
+from undrift.core.records import form_of
+from undrift.core.work import Refused, Work
 from undrift.engines.closures import Held, rebound
 from undrift.engines.program import Layout, Pieces, compile_step, joined
 from undrift.engines.verify import attempts, noise, random_like, same_up_to_rounding
-from undrift.errors import first_line
-from undrift.work import Refused, Work
 
 T = TypeVar("T")
 Step: TypeAlias = Callable[..., Any]

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from undrift.columns import Column, is_zero
-from undrift.core import fits, form_of, map_tensors, rebuild, tensors
+from undrift.core.batched_scalar import Column, is_zero
+from undrift.core.records import fits, form_of, map_tensors, rebuild, tensors
+from undrift.core.work import Refused, Work, in_turn
 from undrift.engines import program
 from undrift.engines.batched import Local
 from undrift.engines.closures import held, rebound
@@ -31,7 +32,6 @@ from undrift.engines.nodes import aten, is_pointwise, made, root_of, value_of
 from undrift.engines.program import Layout, Pieces, in_pieces, traced
 from undrift.engines.steps import Minibatch, Program, fixed_of, layout_of
 from undrift.engines.verify import Noise, attempts, noise, random_like, same_up_to_rounding
-from undrift.work import Refused, Work, in_turn
 
 Columns: TypeAlias = tuple[tuple[str, Column], ...]  # the solver's numbers that differ by row
 

@@ -13,15 +13,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from undrift.core import exchanges_of, rebuild, tensors
+from undrift.core.algorithm import exchanges_of
+from undrift.core.records import rebuild, tensors
+from undrift.core.rng import Key
+from undrift.core.work import NoCommonRound, Work
 from undrift.engines import Results
 from undrift.engines.batched import in_chunks
 from undrift.events.clock import visitor
 from undrift.events.flight import InFlight, Visit
-from undrift.keyed import Key
 from undrift.site import Plan
 from undrift.states import ClientStates
-from undrift.work import NoCommonRound, Work
 
 Row: TypeAlias = tuple[Any, list[Tensor]]  # a record, for its form, and one client's tensors of it
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from undrift.core import Exchange, exchanges_of, nbytes
+from undrift.core.algorithm import Exchange, exchanges_of
+from undrift.core.records import nbytes
+from undrift.core.rng import Key
 from undrift.events.ahead import Ahead
 from undrift.events.clock import Clock, Made
 from undrift.events.cohorts import Cohorts
 from undrift.events.flight import Visit
 from undrift.exchange import Outcome, Party, Traffic, collected, stepped
-from undrift.keyed import Key
 from undrift.run import State, exchanges_in
 from undrift.servers import Buffer, Synchronous
 from undrift.states import written

@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 
-from undrift.core import Exchange, nbytes
+from undrift.core.algorithm import Exchange
+from undrift.core.errors import Deserted
+from undrift.core.records import nbytes
+from undrift.core.rng import Key
+from undrift.core.work import Work
 from undrift.engines import Engine, engine_of
-from undrift.errors import Deserted
 from undrift.events.flight import InFlight, Timing, Visit, course
 from undrift.events.line import Line
 from undrift.exchange import Traffic
-from undrift.keyed import Key
 from undrift.population import Device, Population
 from undrift.run import State
 from undrift.site import Plan
 from undrift.states import ClientStates, States
-from undrift.work import Work
 
 PICTURED = 1000  # visits of a run that are told one by one
 REMEMBERED = 10_000  # clients of whom it is remembered what they are like

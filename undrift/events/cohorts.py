@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from undrift.availability import Always
-from undrift.core import Exchange, nbytes
+from undrift.core.algorithm import Exchange
+from undrift.core.records import nbytes
+from undrift.core.rng import Key
 from undrift.events.clock import Clock, Made, visitor
 from undrift.events.flight import LATE, Visit
 from undrift.exchange import Outcome, Party, Setting, Traffic, carry_out
-from undrift.keyed import Key
 from undrift.participation import Draw, Fixed
 from undrift.population import Dropout
 from undrift.run import State, exchanges_in, party_of

@@ -5,8 +5,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from undrift.core.errors import InvalidInput, Stopped
 from undrift.engines import Choice
-from undrift.errors import InvalidInput, Stopped
 from undrift.events.buffered import Buffered
 from undrift.events.clock import Clock
 from undrift.events.cohorts import Cohorts

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core import map_tensors, rebuild, record, tensors
+from undrift.core.records import map_tensors, rebuild, record, tensors
 from undrift.population import Device, Population
 
 ARRIVES, BEFORE, AFTER, LEFT, LATE = "arrives", "lost before", "lost after", "left", "late"

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from undrift.core.errors import InvalidInput, unknown
 from undrift.data.sets import check_options
 from undrift.engines import Choice
-from undrift.errors import InvalidInput, unknown
 from undrift.experiment.parts import (
     PARTITIONS,
     SCHEMES,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from undrift.core.errors import InvalidInput
 from undrift.data.sets import Data
-from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.parts import clients_of, loaded, loss_of, model_maker, told_by
 from undrift.experiment.toml import as_toml, described

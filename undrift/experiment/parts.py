@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift import models
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import METHODS, made, method
 from undrift.data import partition
 from undrift.data.sets import Data, load
-from undrift.errors import InvalidInput, unknown
-from undrift.hyper import METHODS, made, method
 from undrift.models import MODELS
 from undrift.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import ValidationError
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
 from undrift.experiment.description import Experiment
 from undrift.experiment.virtual import resolved
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from undrift.availability import Always, Chance, Daily, Trace
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import made
 from undrift.experiment.section import Named, Number, Section
-from undrift.hyper import made
 from undrift.population import Dropout, Link, LogNormal, Population, Table, Tiers
 from undrift.servers import Buffer, Deadline, ServerPolicy, Synchronous
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.flower.node import Reader, answered
 from undrift.flower.serving import serve, single

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from undrift.core import Exchange, exchanges_of, map_tensors, nbytes
-from undrift.errors import Deserted
+from undrift.core.algorithm import Exchange, exchanges_of
+from undrift.core.errors import Deserted
+from undrift.core.records import map_tensors, nbytes
+from undrift.core.rng import Key
 from undrift.exchange import Party, Traffic
 from undrift.flower.messages import Held, Parcel, Stamp
 from undrift.flower.parties import stepped_on
 from undrift.flower.server import Gathered, Lost, Server
-from undrift.keyed import Key
 from undrift.run import Round, State
 from undrift.servers import Buffer
 from undrift.states import Pending

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core import rebuild
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
+from undrift.core.records import rebuild
 from undrift.flower.messages import Parcel, packed
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.flower.facts import differences
 from undrift.flower.messages import Parcel
 from undrift.flower.settings import Deployment

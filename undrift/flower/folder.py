@@ -9,7 +9,7 @@ from string import Template
 import tomli_w
 
 from undrift import __version__
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_toml
 from undrift.flower.node import NAME

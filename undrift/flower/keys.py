@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 
 YEARS = 2
 

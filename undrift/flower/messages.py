@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from undrift.core import Col, record
+from undrift.core.algorithm import Col
+from undrift.core.records import record
 from undrift.recording.tree import kinds_of, put_together, taken_apart
 
 

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core import exchanges_of, tensors
+from undrift.core.algorithm import exchanges_of
+from undrift.core.errors import InvalidInput
+from undrift.core.records import tensors
+from undrift.core.rng import Key
+from undrift.core.work import Work
 from undrift.data.sets import Data
-from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.flower.facts import differences, facts_of
 from undrift.flower.messages import NEVER, Parcel, Stamp, digest, packed, unpacked
 from undrift.flower.problems import as_client, share
 from undrift.flower.shelf import Shelf
-from undrift.keyed import Key
 from undrift.problems.model import ModelProblem
 from undrift.recording.files import lock
-from undrift.work import Work
 
 log = logging.getLogger("undrift")
 

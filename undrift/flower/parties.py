@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core import Exchange, map_tensors
+from undrift.core.algorithm import Exchange
+from undrift.core.records import map_tensors
 from undrift.exchange import Outcome, Party, collected, stepped
 from undrift.flower.messages import Held
 from undrift.participation import Draw

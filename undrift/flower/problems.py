@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.core import Exchange
+from undrift.core.algorithm import Exchange
+from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key
+from undrift.core.work import Solver, Work
 from undrift.data.partition import Parts
 from undrift.data.sets import Data
-from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import data_of, federation, initial_model
 from undrift.experiment.parts import loss_of, told_by
-from undrift.keyed import Key
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import summary
 from undrift.problems.model import ModelProblem
-from undrift.work import Solver, Work
 
 
 def share(experiment: Experiment, part: int) -> Data:

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from undrift.core import Exchange, map_tensors, nbytes
-from undrift.errors import Deserted, Stopped
+from undrift.core.algorithm import Exchange
+from undrift.core.errors import Deserted, Stopped
+from undrift.core.records import map_tensors, nbytes
 from undrift.exchange import Party, Traffic
 from undrift.flower.checks import Bad, read_answer
 from undrift.flower.faults import Faults

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from undrift.checks import check_first_records, check_fit, check_timed
-from undrift.core import Vec
+from undrift.core.algorithm import Vec
+from undrift.core.errors import InvalidInput
 from undrift.engines import Choice
-from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_words
 from undrift.flower.buffered import Buffered

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from undrift.errors import InvalidInput, unknown
-from undrift.hyper import check_value
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import check_value
 
 
 @dataclass(frozen=True)

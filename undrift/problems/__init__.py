@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from undrift.keyed import Key
+from undrift.core.rng import Key
 
 
 class Problem(Protocol):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import InvalidInput
 from undrift.data.augment import CropFlip
-from undrift.errors import InvalidInput
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem

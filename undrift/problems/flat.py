@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.problems.dropout import keyed
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from undrift.core.rng import Key, Purpose, stream
 from undrift.data.augment import CropFlip
 from undrift.data.partition import Parts
-from undrift.keyed import Key, Purpose, stream
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.errors import InvalidInput
-from undrift.keyed import Key, Purpose, stream
+from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key, Purpose, stream
 from undrift.problems.weights import client_weights
 
 

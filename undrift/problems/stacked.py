@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from undrift.columns import Alone
-from undrift.keyed import Key
+from undrift.core.batched_scalar import Alone
+from undrift.core.rng import Key
 from undrift.problems.evaluation import each_evaluated, in_batches
 from undrift.problems.minibatches import Minibatches, Source, draw, sources
 from undrift.problems.model import ModelProblem

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 
 
 def client_weights(weights: Sequence[float] | Tensor | None, N: int) -> np.ndarray:
@@ -16,7 +16,7 @@ def client_weights(weights: Sequence[float] | Tensor | None, N: int) -> np.ndarr
     array([0.25, 0.25, 0.25, 0.25])
     >>> client_weights([1, 3], 2)
     Traceback (most recent call last):
-    undrift.errors.InvalidInput: weights must sum to 1, these sum to 4: divide them by their sum
+    undrift.core.errors.InvalidInput: weights must sum to 1, these sum to 4: divide them by their sum
     """
     if weights is None:
         return np.full(N, 1 / N)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from undrift.core.errors import InvalidInput
 from undrift.engines.choice import Choice, check_possible, cohort_of, in_process
-from undrift.errors import InvalidInput
 from undrift.local import Local
 from undrift.participation import Participation
 from undrift.problems import Problem

@@ -4,7 +4,7 @@ import os
 import socket
 from typing import Any
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 
 ANSWERS = 10.0  # seconds within which a cluster should
 

@@ -13,16 +13,17 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from undrift.core import Exchange, tensors
-from undrift.errors import InvalidInput, WorkersLost
+from undrift.core.algorithm import Exchange
+from undrift.core.errors import InvalidInput, WorkersLost
+from undrift.core.records import tensors
+from undrift.core.rng import Key
+from undrift.core.work import Solver
 from undrift.exchange import Outcome, Part, Party, concluded
-from undrift.keyed import Key
 from undrift.ray.hands import LOST, Hand, Sent, dismissed, got, missing, reason_of, started
 from undrift.ray.wire import packed, packed_problem, unpacked
 from undrift.ray.worker import Job, Visit, versions
 from undrift.site import Plan, setting_of
 from undrift.states import ClientStates, States
-from undrift.work import Solver
 
 log = logging.getLogger("undrift")
 

@@ -11,13 +11,13 @@ import ray
 import torch
 
 import undrift
-from undrift.core import Algorithm, exchanges_of
+from undrift.core.algorithm import Algorithm, exchanges_of
+from undrift.core.rng import Key
+from undrift.core.work import Solver
 from undrift.engines import Choice, engine_of
 from undrift.exchange import Part, Party, Setting, visited
-from undrift.keyed import Key
 from undrift.ray.wire import Packed, packed, packed_problem, unpacked
 from undrift.states import ClientStates, Pending, half_of_memory
-from undrift.work import Solver
 
 
 @dataclass(frozen=True)

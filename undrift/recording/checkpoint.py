@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from undrift.core import rebuild, tensors
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
+from undrift.core.records import rebuild, tensors
 from undrift.recording.files import Draft, synced, write_aside
 from undrift.recording.tree import kinds_of, put_together, taken_apart
 from undrift.run import Best, State

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
+from undrift.core.errors import InvalidInput
 from undrift.data.store import checksum
-from undrift.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_toml, read
 from undrift.recording.files import plain, read_json, read_lines, write_aside, write_json

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 
 
 def write_aside(path: Path, content: bytes | memoryview) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.recording.directory import figures_of, sent_before
 from undrift.run import Round
 

@@ -8,9 +8,9 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from undrift.core import Algorithm
+from undrift.core.algorithm import Algorithm
+from undrift.core.errors import Stopped
 from undrift.engines import Choice
-from undrift.errors import Stopped
 from undrift.events.clock import PICTURED
 from undrift.events.flight import InFlight, still_out
 from undrift.local import Local

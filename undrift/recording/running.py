@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from undrift.core.errors import InvalidInput
 from undrift.engines import choose
-from undrift.errors import InvalidInput
 from undrift.events.engine import visits_by
 from undrift.experiment.description import EngineSection, Experiment
 from undrift.experiment.federation import Federation, federation

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.recording.directory import (
     EXPERIMENT,
     FEDERATION,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
 from undrift.experiment.section import Section
 from undrift.quality import higher_is_better, spread
 from undrift.recording.files import read_json, write_json

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
 from undrift.experiment.section import Section, Whole
 
 RECIPE, EXPECTED = "recipe.toml", "expected.json"

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_words, described
-from undrift.keyed import Key
 from undrift.local import Geometric, Local
 from undrift.problems import Problem
 from undrift.sweep.plan import Search

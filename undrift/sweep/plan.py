@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import check_value
 from undrift.experiment.description import Experiment
-from undrift.hyper import check_value
 from undrift.quality import usual_last
 from undrift.sweep.space import Choice, Range, Row, Space, Value, check_choices, size_of
 

@@ -15,9 +15,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import METHODS
 from undrift.experiment.description import AlgorithmSection, LocalSection
-from undrift.hyper import METHODS
 
 GAMMA, UNDAMPENED = "gamma/(lr K)", "lr (1 - beta)"
 EXPRESSIONS = {GAMMA: ("gamma",), UNDAMPENED: ("beta",)}  # and the parameters a method needs for it

@@ -28,7 +28,7 @@ quick, search: a small grid and a wide range of lr and the method's momentum, fo
 from pathlib import Path
 from typing import Any
 
-from undrift.errors import unknown
+from undrift.core.errors import unknown
 from undrift.sweep.space import GAMMA, UNDAMPENED, Choice, Range, Row, Space, read_space
 
 # Table 7 as it is printed: a row a method and parameter, a column a data set and model.

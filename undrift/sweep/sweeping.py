@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from undrift.errors import InvalidInput
+from undrift.core.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.toml import as_toml, as_words, described

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, cast
 
-from undrift.errors import Diverged, Stopped
+from undrift.core.errors import Diverged, Stopped
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation
 from undrift.problems.model import ModelProblem

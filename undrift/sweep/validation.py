@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key, Purpose, generator
 from undrift.data.partition import listed
-from undrift.errors import InvalidInput
-from undrift.keyed import Key, Purpose, generator
 from undrift.problems.model import ModelProblem
 
 SPLIT = 1  # the stream of Purpose.DATA that divides clients' data; stream 0 chooses test samples

@@ -10,17 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from undrift.columns import Alone, at_rows, merged
-from undrift.core import (
-    Algorithm,
-    Cohort,
-    Exchange,
-    exchanges_of,
-    fits,
-    map_tensors,
-    nbytes,
-    tensors,
-)
+from undrift.core.algorithm import Algorithm, Cohort, Exchange, exchanges_of
+from undrift.core.batched_scalar import Alone, at_rows, merged
+from undrift.core.records import fits, map_tensors, nbytes, tensors
+from undrift.core.rng import Key
+from undrift.core.work import Carried, Runner, Solver, Work
 from undrift.engines.choice import (
     Choice,
     cohort_of,
@@ -33,7 +27,6 @@ from undrift.engines.dense import own_products
 from undrift.engines.memory import keep_freed_memory
 from undrift.engines.visit import columns_of, with_columns, without
 from undrift.exchange import Party
-from undrift.keyed import Key
 from undrift.local import Local
 from undrift.problems.stacked import Stacked, Visitor
 from undrift.run import Round, State, _x0, exchanges_in, party_of
@@ -41,7 +34,6 @@ from undrift.site import Plan
 from undrift.states import ClientStates, Pending, half_of_memory
 from undrift.together.rows import Means, added, close, divided, not_finite, row_of, stacked
 from undrift.together.trials import Ended, Setting, Trial, check_local
-from undrift.work import Carried, Runner, Solver, Work
 
 log = logging.getLogger("undrift")
 

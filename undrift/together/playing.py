@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from undrift.columns import Alone
+from undrift.core.batched_scalar import Alone
+from undrift.core.errors import InvalidInput
 from undrift.engines.choice import Choice
-from undrift.errors import InvalidInput
 from undrift.participation import Everyone, Participation
 from undrift.run import Best, Result, Round, State, better
 from undrift.together.computing import Together, whole

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core import map_tensors, rebuild, tensors
+from undrift.core.records import map_tensors, rebuild, tensors
 from undrift.exchange import finite
 
 CLOSE = 1e-9  # relative: rows that are computed together equal rows alone

@@ -6,10 +6,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from undrift.columns import Alone, merged
-from undrift.core import Algorithm
+from undrift.core.algorithm import Algorithm
+from undrift.core.batched_scalar import Alone, merged
+from undrift.core.errors import Stopped
 from undrift.engines.choice import Choice
-from undrift.errors import Stopped
 from undrift.local import Local
 from undrift.participation import Participation
 from undrift.problems import Problem

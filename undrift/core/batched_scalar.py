@@ -26,7 +26,7 @@ class Column:
             [0.7500, 0.7500, 0.7500]])
     >>> bool(beta)
     Traceback (most recent call last):
-    undrift.columns.Alone: it asks whether a number is zero or how large it is, which differs between the runs
+    undrift.core.batched_scalar.Alone: it asks whether a number is zero or how large it is, which differs between the runs
     """
 
     values: Tensor  # [runs, 1]
@@ -112,7 +112,7 @@ def merged(each: Sequence[Any], name: str = "a method") -> Any:
     [0.5, 0.7]
     >>> merged([{"tau": 3}, {"tau": 4}], "tau")
     Traceback (most recent call last):
-    undrift.columns.Alone: tau is {'tau': 3} in one run and {'tau': 4} in another
+    undrift.core.batched_scalar.Alone: tau is {'tau': 3} in one run and {'tau': 4} in another
     """
     first = each[0]
     if all(other is first for other in each):

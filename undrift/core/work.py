@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from undrift.columns import is_zero
-from undrift.keyed import Key
+from undrift.core.batched_scalar import is_zero
+from undrift.core.rng import Key
 
 if TYPE_CHECKING:
     from undrift.problems import Problem

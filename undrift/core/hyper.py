@@ -7,7 +7,7 @@ from inspect import signature
 from numbers import Integral, Real
 from typing import Any, TypeVar, dataclass_transform
 
-from undrift.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, unknown
 
 C = TypeVar("C")
 
@@ -55,7 +55,7 @@ def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[C]], type[C
     ...     server_lr: float = hyper(default=0.5, within="[0, 1]")
     >>> HalfFedAvg(server_lr=2.0)
     Traceback (most recent call last):
-    undrift.errors.InvalidInput: half-fedavg: server_lr must lie in [0, 1], got 2.0
+    undrift.core.errors.InvalidInput: half-fedavg: server_lr must lie in [0, 1], got 2.0
     >>> METHODS.pop("half-fedavg").spec.paper
     'an example'
     """
@@ -112,7 +112,7 @@ def check_value(
     >>> check_value("fedavg-m", "beta", 0.1, float, within="(0, 1]")
     >>> check_value("fedavg-m", "beta", 0, float, within="(0, 1]")
     Traceback (most recent call last):
-    undrift.errors.InvalidInput: fedavg-m: beta must lie in (0, 1], got 0
+    undrift.core.errors.InvalidInput: fedavg-m: beta must lie in (0, 1], got 0
     """
     if value is None and default is None:
         return
@@ -145,7 +145,7 @@ def made(what: str, make: Callable[..., Any], parameters: Mapping[str, Any]) -> 
 
     >>> made("fraction", lambda over, under=1: over / under, {"over": 1, "below": 2})
     Traceback (most recent call last):
-    undrift.errors.InvalidInput: unknown parameter of fraction: 'below'. Known: over, under
+    undrift.core.errors.InvalidInput: unknown parameter of fraction: 'below'. Known: over, under
     """
     allowed = signature(make).parameters
     for key in parameters:

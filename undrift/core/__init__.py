@@ -1,0 +1,33 @@
+"""What methods are written with: records, exchanges, hyper-parameters, and the work that a client is lent."""
+
+from undrift.core.algorithm import (
+    Algorithm,
+    Cohort,
+    Col,
+    Exchange,
+    Vec,
+    exchanges_of,
+    usual,
+)
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import algorithm, check_value, hyper, special_case
+from undrift.core.records import nbytes, record
+from undrift.core.work import Work
+
+__all__ = [
+    "Algorithm",
+    "Cohort",
+    "Col",
+    "Exchange",
+    "InvalidInput",
+    "Vec",
+    "Work",
+    "algorithm",
+    "check_value",
+    "exchanges_of",
+    "hyper",
+    "nbytes",
+    "record",
+    "special_case",
+    "usual",
+]
