@@ -19,7 +19,7 @@ from benchmarks.peers.measuring import measured
 from benchmarks.peers.own import undrift
 from benchmarks.tables import show, summary, written
 from benchmarks.workloads import WORKLOADS
-from undrift.engines import Choice
+from undrift.simulation.engines import Choice
 
 METHODS = ("scaffold", "scaffold-m", "fedhbm", "fedavg-m-vr", "scaffold-m-vr")
 Rounds = Iterator[Any]

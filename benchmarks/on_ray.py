@@ -18,7 +18,7 @@ import torch
 import undrift as ud
 from benchmarks.bench import interleaved
 from benchmarks.workloads import WORKLOADS, Workload
-from undrift.engines import Choice
+from undrift.simulation.engines import Choice
 
 
 def row(w: Workload, problem: Any, method: str, choice: Choice) -> Iterator[Any]:

@@ -21,7 +21,7 @@ import undrift as ud
 from benchmarks.bench import interleaved
 from benchmarks.tables import show, summary, written
 from benchmarks.workloads import WORKLOADS
-from undrift.together import Trial, rounds_together, run_together
+from undrift.simulation.batched_runs import Trial, rounds_together, run_together
 
 LRS, SEEDS = (0.01, 0.02, 0.05, 0.1, 0.2), range(4)
 

@@ -17,13 +17,13 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_engines import Careful, TracedWorld, interpreted, local_of, needs_compiler, refusals
 from undrift.algorithms.fedavg import Up
+from undrift.compiler.kernels.max_pool import BACKWARD, POOL
+from undrift.compiler.program import traced
 from undrift.core.work import Refused
-from undrift.engines import choice as choices
-from undrift.engines.choice import Choice, choose
-from undrift.engines.compiled import compiler_of
-from undrift.engines.pooling import BACKWARD, POOL
-from undrift.engines.program import traced
 from undrift.problems.dropout import kept, kept_compiled
+from undrift.simulation.engines import choice as choices
+from undrift.simulation.engines.choice import Choice, choose
+from undrift.simulation.engines.compiled import compiler_of
 
 __all__ = ["interpreted", "refusals"]  # fixtures
 
@@ -323,7 +323,7 @@ def test_what_is_no_pooling_is_left_alone() -> None:
 
 
 def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift.ray import choice as on_ray
+    from undrift.simulation.ray import choice as on_ray
 
     problem = images(*NETS["relu, pool"])
     monkeypatch.setattr(on_ray, "cpus", lambda: 2)

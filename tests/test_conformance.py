@@ -10,12 +10,12 @@ import undrift as ud
 from tests.federation import WorldProblem, gap, path
 from tests.oracles.world import make_world
 from tests.table import ROWS, Row
-from undrift.catalogue import measure
 from undrift.core.algorithm import Cohort, exchanges_of
 from undrift.core.hyper import METHODS
 from undrift.core.records import map_tensors, nbytes, tensors
 from undrift.core.rng import Key
 from undrift.core.work import Solver, Work
+from undrift.simulation.catalogue import measure
 
 N, T = 5, 8
 FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method

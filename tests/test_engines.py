@@ -18,13 +18,17 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_optimum import quadratic
 from undrift.algorithms.fedavg import Up
+from undrift.compiler import inductor, program, visit
+from undrift.compiler.kernels import gather as gathering
+from undrift.compiler.kernels import products
 from undrift.core.work import Refused
-from undrift.engines import choice as choices
-from undrift.engines import gathering, inductor, products, program, visit
-from undrift.engines.choice import Choice, choose, compiler
-from undrift.engines.compiled import COMPILERS
+from undrift.simulation.engines import choice as choices
+from undrift.simulation.engines.choice import Choice, choose, compiler
+from undrift.simulation.engines.compiled import COMPILERS
 
-compiled = import_module("undrift.engines.compiled")  # whose name in the package is the engine's
+compiled = import_module(
+    "undrift.simulation.engines.compiled"
+)  # whose name in the package is the engine's
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
 

@@ -11,10 +11,10 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift as ud
-from undrift.engines.choice import Choice, compiler
-from undrift.engines.dense import OWN_PRODUCTS, fast_layers, own_products
+from undrift.compiler.kernels.dense import OWN_PRODUCTS, fast_layers, own_products
 from undrift.problems.evaluation import each_evaluated, evaluated
-from undrift.problems.stacked import Stacked
+from undrift.simulation.batched_runs.problem import Stacked
+from undrift.simulation.engines.choice import Choice, compiler
 
 WAYS = [
     False,

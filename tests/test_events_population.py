@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import undrift as ud
 from tests.test_optimum import quadratic
-from undrift.availability import NEVER
+from undrift.simulation.asynchronous.availability import NEVER
 
 HOUR, DAY = 3600.0, 86400.0
 LOCAL = ud.Local(steps=2, lr=0.05)

@@ -11,7 +11,7 @@ import undrift as ud
 from tests.federation import path
 from tests.table import ROWS, Row
 from tests.test_events import FIRST, ROUGH, SEVERAL_EXCHANGES
-from undrift.engines.choice import Choice
+from undrift.simulation.engines.choice import Choice
 
 N = 8
 BUFFERED = [row for row in FIRST if row.partial and row.name not in SEVERAL_EXCHANGES]

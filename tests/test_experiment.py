@@ -105,7 +105,7 @@ def test_toml_gives_the_same_experiment_again(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_written_down(name: str, tmp_path: Path) -> None:
-    from undrift.catalogue import EXAMPLES
+    from undrift.simulation.catalogue import EXAMPLES
 
     e = experiment(algorithm={"name": name, **EXAMPLES.get(name, {})})
     again = read(written(tmp_path, as_toml(e)))

@@ -31,8 +31,8 @@ from undrift.recording.files import read_lines
 from undrift.recording.recorded import played
 from undrift.recording.running import settings_of
 from undrift.report import write_report
-from undrift.run import State
-from undrift.states import ClientStates
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.driver import State
 
 
 def model(folder: Path) -> torch.Tensor:

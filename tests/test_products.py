@@ -15,7 +15,10 @@ import undrift as ud
 from tests.federation import gap, path
 from tests.test_engines import needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
-from undrift.engines import Choice, gathering, products, program
+from undrift.compiler import program
+from undrift.compiler.kernels import gather as gathering
+from undrift.compiler.kernels import products
+from undrift.simulation.engines import Choice
 
 SIZES = {"clients": (1, 3), "runs": (1, 3), "n": (1, 25), "m": (1, 70), "k": (1, 5)}
 

@@ -25,19 +25,19 @@ from undrift.core.algorithm import Cohort, Exchange, Vec
 from undrift.core.errors import InvalidInput, MethodFailure, WorkersLost
 from undrift.core.records import nbytes, record, tensors
 from undrift.core.rng import Key
-from undrift.engines import Choice
 from undrift.experiment import Experiment
 from undrift.experiment.federation import federation
 from undrift.recording.running import carried_out, prepared, with_workers
-from undrift.run import Round
+from undrift.simulation.driver import Round
+from undrift.simulation.engines import Choice
 
 ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from undrift.ray import cluster as clusters  # noqa: E402
-from undrift.ray import crew as crews  # noqa: E402
-from undrift.ray.hands import LOST, dismissed, started  # noqa: E402
+from undrift.simulation.ray import cluster as clusters  # noqa: E402
+from undrift.simulation.ray import transport as crews  # noqa: E402
+from undrift.simulation.ray.handles import LOST, dismissed, started  # noqa: E402
 
 CPUS = 4  # of each node, as Ray counts them
 HERE = "127.0.0.2"  # for the loopback address 127.0.0.1 Ray would put another
@@ -445,7 +445,7 @@ def test_what_cannot_be_is_refused_at_once(
 
 
 def test_more_workers_than_processors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("undrift.ray.choice.cpus", lambda: 2)
+    monkeypatch.setattr("undrift.simulation.ray.choice.cpus", lambda: 2)
     with pytest.raises(InvalidInput, match="workers=4 and the Ray cluster has 2 CPUs"):
         ud.rounds(ud.FedAvg(), world(), rounds=2, engine="ray", workers=4)
     ud.rounds(ud.FedAvg(), world(), rounds=2, engine="ray")  # as many as there are
@@ -483,7 +483,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_any_tensor_survives_the_wire() -> None:
-    from undrift.ray.wire import packed, packed_problem, unpacked
+    from undrift.simulation.ray.serialisation import packed, packed_problem, unpacked
 
     given: list[Tensor] = [
         torch.zeros(0),

@@ -28,8 +28,8 @@ from undrift.recording.checkpoint import Checkpoints, Unusable
 from undrift.recording.files import Draft, Lines, holds, lock, read_lines, write_aside
 from undrift.recording.recorded import Settings, recorded
 from undrift.recording.tree import kinds_of, put_together, taken_apart
-from undrift.run import State
-from undrift.states import ClientStates
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.driver import State
 
 
 def finished(folder: Path, method: str = "scaffold") -> Path:
@@ -406,7 +406,7 @@ import resource, sys, torch
 from pathlib import Path
 from undrift.core.records import record
 from undrift.recording import checkpoint
-from undrift.states import ClientStates
+from undrift.simulation.client_states import ClientStates
 @record
 class C:
     c: torch.Tensor

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from undrift.catalogue import EXAMPLES
 from undrift.cli.sweeps import compared, introduction, swept
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import METHODS
@@ -27,6 +26,7 @@ from undrift.experiment.federation import Federation, federation
 from undrift.recording.files import lock
 from undrift.recording.recorded import played
 from undrift.recording.running import settings_of
+from undrift.simulation.catalogue import EXAMPLES
 from undrift.sweep import (
     SPACES,
     Plan,

@@ -18,10 +18,10 @@ from tests.federation import PlainFedAvg
 from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_sweep import SPACE, experiment
-from undrift.engines import program
-from undrift.engines.products import summed_
+from undrift.compiler import program
+from undrift.compiler.kernels.products import summed_
+from undrift.simulation.batched_runs import Trial, run_together
 from undrift.sweep import Plan, run_sweep, sweeping
-from undrift.together import Trial, run_together
 
 
 @cache
@@ -216,7 +216,7 @@ def test_sweeps_together_write_what_they_write_alone(
     e, plan = experiment("fedavg", "scaffold-m", engine="batched"), Plan(SPACE, seeds=2)
     list(run_sweep(e, plan, tmp_path / "together"))
     monkeypatch.setattr(sweeping, "_one_computation", lambda *_: False)
-    monkeypatch.setattr("undrift.together.playing.Together", _refused)
+    monkeypatch.setattr("undrift.simulation.batched_runs.playing.Together", _refused)
     list(run_sweep(e, plan, tmp_path / "alone"))
     ours, theirs = (
         list(csv.DictReader((tmp_path / name / "trials.csv").read_text().splitlines()))

@@ -14,12 +14,12 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_engines import interpreted, local_of, needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
+from undrift.compiler import program
+from undrift.compiler.steps import Refused
+from undrift.compiler.visit import Visit
 from undrift.core.records import record
-from undrift.engines import program
-from undrift.engines.choice import Choice
-from undrift.engines.compiled import compiler_of
-from undrift.engines.steps import Refused
-from undrift.engines.visit import Visit
+from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.compiled import compiler_of
 
 __all__ = ["interpreted"]
 

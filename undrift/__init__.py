@@ -2,7 +2,6 @@
 
 from undrift import algorithms, models
 from undrift.algorithms import *  # noqa: F403
-from undrift.availability import Always, Chance, Daily, Trace
 from undrift.core.algorithm import Algorithm, Cohort, Exchange
 from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure, Stopped
 from undrift.core.hyper import algorithm, hyper, method
@@ -24,11 +23,28 @@ from undrift.data.partition import (
 )
 from undrift.data.sets import DATASETS, Data, dataset, load
 from undrift.data.tables import libsvm
-from undrift.events.flight import Flight, Timing, Visit
 from undrift.experiment import Experiment
-from undrift.local import Geometric, Local
+from undrift.local.settings import Geometric, Local
 from undrift.models import group_norm, model
-from undrift.participation import (
+from undrift.problems import Problem
+from undrift.problems.federate import federate
+from undrift.problems.model import ModelProblem
+from undrift.problems.quadratic import Quadratic
+from undrift.problems.synthetic import Synthetic
+from undrift.simulation.asynchronous.async_state import Flight, Timing, Visit
+from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
+from undrift.simulation.asynchronous.policies import Buffer, Deadline, Synchronous
+from undrift.simulation.asynchronous.population import (
+    Dropout,
+    Link,
+    LogNormal,
+    Population,
+    Table,
+    Tiers,
+)
+from undrift.simulation.batched_runs import Trial, run_together
+from undrift.simulation.driver import Result, Round, State, rounds, run
+from undrift.simulation.participation import (
     Bernoulli,
     Cyclic,
     Everyone,
@@ -37,15 +53,6 @@ from undrift.participation import (
     Uniform,
     Weighted,
 )
-from undrift.population import Dropout, Link, LogNormal, Population, Table, Tiers
-from undrift.problems import Problem
-from undrift.problems.federate import federate
-from undrift.problems.model import ModelProblem
-from undrift.problems.quadratic import Quadratic
-from undrift.problems.synthetic import Synthetic
-from undrift.run import Result, Round, State, rounds, run
-from undrift.servers import Buffer, Deadline, Synchronous
-from undrift.together import Trial, run_together
 
 __version__ = "0.1.0"
 

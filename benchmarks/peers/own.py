@@ -10,7 +10,7 @@ import undrift as ud
 from benchmarks import plain
 from benchmarks.peers.turns import Gate, work
 from benchmarks.workloads import DENSE, WORKLOADS, Workload
-from undrift.engines import Choice
+from undrift.simulation.engines import Choice
 
 
 def undrift(

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from undrift.catalogue import Cost, catalogue
 from undrift.core.errors import unknown
 from undrift.core.hyper import METHODS
 from undrift.data.sets import DATASETS
 from undrift.experiment.parts import PARTITIONS, SCHEMES, makers
+from undrift.simulation.catalogue import Cost, catalogue
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
 

@@ -14,7 +14,7 @@ from undrift.cli import options as o
 from undrift.cli.progress import talkative
 from undrift.core.errors import InvalidInput
 from undrift.experiment import Experiment, read
-from undrift.quality import spread
+from undrift.metrics.quality import spread
 from undrift.sweep.plan import Plan
 from undrift.sweep.space import size_of
 from undrift.sweep.spaces import space_of

@@ -9,7 +9,6 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.data.sets import check_options
-from undrift.engines import Choice
 from undrift.experiment.parts import (
     PARTITIONS,
     SCHEMES,
@@ -22,7 +21,8 @@ from undrift.experiment.parts import (
 )
 from undrift.experiment.section import Named, Number, Section, Whole
 from undrift.experiment.virtual import PopulationSection, ServerSection
-from undrift.local import Geometric, Local
+from undrift.local.settings import Geometric, Local
+from undrift.simulation.engines import Choice
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
 LOGGERS = ("tensorboard", "wandb", "mlflow")

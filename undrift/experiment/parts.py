@@ -16,7 +16,7 @@ from undrift.core.hyper import METHODS, made, method
 from undrift.data import partition
 from undrift.data.sets import Data, load
 from undrift.models import MODELS
-from undrift.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
+from undrift.simulation.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
 
 PARTITIONS: dict[str, Callable[..., Any]] = {
     "iid": partition.IID,

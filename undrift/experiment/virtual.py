@@ -5,12 +5,19 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from undrift.availability import Always, Chance, Daily, Trace
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import made
 from undrift.experiment.section import Named, Number, Section
-from undrift.population import Dropout, Link, LogNormal, Population, Table, Tiers
-from undrift.servers import Buffer, Deadline, ServerPolicy, Synchronous
+from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
+from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
+from undrift.simulation.asynchronous.population import (
+    Dropout,
+    Link,
+    LogNormal,
+    Population,
+    Table,
+    Tiers,
+)
 
 SERVERS = {"synchronous": Synchronous, "deadline": Deadline, "buffer": Buffer}
 AVAILABILITIES = {"always": Always, "chance": Chance, "daily": Daily, "trace": Trace.read}

@@ -10,13 +10,13 @@ from undrift.core.algorithm import Exchange, exchanges_of
 from undrift.core.errors import Deserted
 from undrift.core.records import map_tensors, nbytes
 from undrift.core.rng import Key
-from undrift.exchange import Party, Traffic
 from undrift.flower.messages import Held, Parcel, Stamp
 from undrift.flower.parties import stepped_on
 from undrift.flower.server import Gathered, Lost, Server
-from undrift.run import Round, State
-from undrift.servers import Buffer
-from undrift.states import Pending
+from undrift.simulation.aggregation import Party, Traffic
+from undrift.simulation.asynchronous.policies import Buffer
+from undrift.simulation.client_states import Pending
+from undrift.simulation.driver import Round, State
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from undrift.core.algorithm import Exchange
 from undrift.core.records import map_tensors
-from undrift.exchange import Outcome, Party, collected, stepped
 from undrift.flower.messages import Held
-from undrift.participation import Draw
-from undrift.site import Plan
-from undrift.states import ClientStates
+from undrift.simulation.aggregation import Outcome, Party, collected, stepped
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.participation import Draw
+from undrift.simulation.transport import Plan
 
 
 def stepped_on(

@@ -22,18 +22,18 @@ from typing import Any
 from undrift.core.algorithm import Exchange
 from undrift.core.errors import Deserted, Stopped
 from undrift.core.records import map_tensors, nbytes
-from undrift.exchange import Party, Traffic
 from undrift.flower.checks import Bad, read_answer
 from undrift.flower.faults import Faults
 from undrift.flower.fleet import Fleet
 from undrift.flower.messages import NEVER, Held, Parcel, Stamp, packed, stamps_of
 from undrift.flower.parties import among, only, row, stepped_on
 from undrift.flower.problems import form_of_answer
-from undrift.participation import Draw
-from undrift.run import Round, State, exchanges_in, party_of
-from undrift.servers import Deadline, ServerPolicy
-from undrift.site import Plan
-from undrift.states import Pending
+from undrift.simulation.aggregation import Party, Traffic
+from undrift.simulation.asynchronous.policies import Deadline, ServerPolicy
+from undrift.simulation.client_states import Pending
+from undrift.simulation.driver import Round, State, exchanges_in, party_of
+from undrift.simulation.participation import Draw
+from undrift.simulation.transport import Plan
 
 log = logging.getLogger("undrift")
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from undrift.checks import check_first_records, check_fit, check_timed
 from undrift.core.algorithm import Vec
 from undrift.core.errors import InvalidInput
-from undrift.engines import Choice
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_words
 from undrift.flower.buffered import Buffered
@@ -24,7 +22,6 @@ from undrift.flower.messages import NEVER, Held
 from undrift.flower.problems import Reported, of_server
 from undrift.flower.server import Server
 from undrift.flower.settings import Deployment
-from undrift.population import Population
 from undrift.recording.checkpoint import Checkpoints
 from undrift.recording.directory import (
     EXPERIMENT,
@@ -37,9 +34,12 @@ from undrift.recording.directory import (
 )
 from undrift.recording.files import Lines, lock, read_json, write_json
 from undrift.recording.recorded import Settings, recorded
-from undrift.run import Round
-from undrift.servers import Buffer, Synchronous
-from undrift.site import Plan
+from undrift.simulation.asynchronous.policies import Buffer, Synchronous
+from undrift.simulation.asynchronous.population import Population
+from undrift.simulation.checks import check_first_records, check_fit, check_timed
+from undrift.simulation.driver import Round
+from undrift.simulation.engines import Choice
+from undrift.simulation.transport import Plan
 
 log = logging.getLogger("undrift")
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from undrift.compiler.kernels.dense import fast_layers
 from undrift.data.partition import by_name
-from undrift.engines.dense import fast_layers
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem

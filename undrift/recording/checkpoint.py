@@ -28,8 +28,8 @@ from undrift.core.errors import InvalidInput
 from undrift.core.records import rebuild, tensors
 from undrift.recording.files import Draft, synced, write_aside
 from undrift.recording.tree import kinds_of, put_together, taken_apart
-from undrift.run import Best, State
-from undrift.states import ClientStates
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.driver import Best, State
 
 log = logging.getLogger("undrift")
 

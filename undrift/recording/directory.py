@@ -32,7 +32,7 @@ from undrift.data.store import checksum
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_toml, read
 from undrift.recording.files import plain, read_json, read_lines, write_aside, write_json
-from undrift.run import Round
+from undrift.simulation.driver import Round
 
 EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
 METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"

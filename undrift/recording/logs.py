@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from undrift.core.errors import InvalidInput
 from undrift.recording.directory import figures_of, sent_before
-from undrift.run import Round
+from undrift.simulation.driver import Round
 
 
 class Log(Protocol):

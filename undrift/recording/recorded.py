@@ -10,21 +10,21 @@ from torch import Tensor
 
 from undrift.core.algorithm import Algorithm
 from undrift.core.errors import Stopped
-from undrift.engines import Choice
-from undrift.events.clock import PICTURED
-from undrift.events.flight import InFlight, still_out
-from undrift.local import Local
-from undrift.participation import Participation
-from undrift.population import Population
+from undrift.local.settings import Local
 from undrift.problems import Problem
 from undrift.recording.checkpoint import Checkpoints, Saved, newest
 from undrift.recording.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
 from undrift.recording.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
 from undrift.recording.interrupts import Interrupts
 from undrift.recording.logs import Logs
-from undrift.run import Best, Round, State, better, rounds
-from undrift.servers import ServerPolicy
-from undrift.states import ClientStates
+from undrift.simulation.asynchronous.async_state import InFlight, still_out
+from undrift.simulation.asynchronous.clock import PICTURED
+from undrift.simulation.asynchronous.policies import ServerPolicy
+from undrift.simulation.asynchronous.population import Population
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.driver import Best, Round, State, better, rounds
+from undrift.simulation.engines import Choice
+from undrift.simulation.participation import Participation
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 
 from undrift.core.errors import InvalidInput
-from undrift.engines import choose
-from undrift.events.engine import visits_by
 from undrift.experiment.description import EngineSection, Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.virtual import PopulationSection
@@ -34,7 +32,9 @@ from undrift.recording.directory import (
 from undrift.recording.files import lock, read_json, write_json
 from undrift.recording.logs import Logs
 from undrift.recording.recorded import Settings, played, recorded
-from undrift.states import half_of_memory
+from undrift.simulation.asynchronous.engine import visits_by
+from undrift.simulation.client_states import half_of_memory
+from undrift.simulation.engines import choose
 
 log = logging.getLogger("undrift")
 

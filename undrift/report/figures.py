@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from undrift.quality import usual_last
+from undrift.metrics.quality import usual_last
 from undrift.report.gather import Method, Run
 
 ROUNDING = 1e-12  # a mean of equal numbers may differ from them by so much

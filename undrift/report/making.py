@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from undrift.core.errors import InvalidInput, unknown
-from undrift.quality import higher_is_better, spread
+from undrift.metrics.quality import higher_is_better, spread
 from undrift.report.figures import (
     alone,
     change,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.quality import higher_is_better
+from undrift.metrics.quality import higher_is_better
 from undrift.recording.files import write_aside
 from undrift.report.federations import federations
 from undrift.report.figures import Reach, curve

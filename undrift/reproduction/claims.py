@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiment.section import Section
-from undrift.quality import higher_is_better, spread
+from undrift.metrics.quality import higher_is_better, spread
 from undrift.recording.files import read_json, write_json
 from undrift.report.figures import alone, default_last, final
 from undrift.report.gather import Method, Run, gather

@@ -8,7 +8,7 @@ from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
 from undrift.experiment.description import Experiment
 from undrift.experiment.toml import as_words, described
-from undrift.local import Geometric, Local
+from undrift.local.settings import Geometric, Local
 from undrift.problems import Problem
 from undrift.sweep.plan import Search
 from undrift.sweep.space import GAMMA, UNDAMPENED, Choice, Range, Value

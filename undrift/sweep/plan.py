@@ -9,7 +9,7 @@ import numpy as np
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.experiment.description import Experiment
-from undrift.quality import usual_last
+from undrift.metrics.quality import usual_last
 from undrift.sweep.space import Choice, Range, Row, Space, Value, check_choices, size_of
 
 SAMPLERS = ("grid", "random", "tpe")

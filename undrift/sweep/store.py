@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.quality import higher_is_better
+from undrift.metrics.quality import higher_is_better
 from undrift.sweep.plan import Plan, Search
 from undrift.sweep.space import Choice, Range
 from undrift.sweep.trial import Outcome, TrialDone

@@ -21,8 +21,8 @@ from undrift.core.errors import InvalidInput
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation, federation
 from undrift.experiment.toml import as_toml, as_words, described
+from undrift.metrics.quality import spread
 from undrift.problems.model import ModelProblem
-from undrift.quality import spread
 from undrift.recording.files import lock, write_aside
 from undrift.recording.recorded import played
 from undrift.recording.running import settings_of

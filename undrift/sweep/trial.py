@@ -9,12 +9,12 @@ from typing import Any, Literal, Protocol, cast
 from undrift.core.errors import Diverged, Stopped
 from undrift.experiment.description import Experiment
 from undrift.experiment.federation import Federation
+from undrift.metrics.quality import higher_is_better
 from undrift.problems.model import ModelProblem
-from undrift.quality import higher_is_better
 from undrift.recording.recorded import Settings, played
 from undrift.recording.running import settings_of
-from undrift.run import Round
-from undrift.together import Ended, Trial, rounds_together, to_the_end
+from undrift.simulation.batched_runs import Ended, Trial, rounds_together, to_the_end
+from undrift.simulation.driver import Round
 
 REPORTS = 100  # of a trial to the pruner, at most
 

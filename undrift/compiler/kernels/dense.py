@@ -1,0 +1,110 @@
+"""Dense layers of models that are being evaluated: those of several models in one product, and with products of our own.
+
+Torch multiplies the samples with the layer of one model after another, each time from the beginning.  Side by side the
+layers are one matrix, [models out, in].  And a matrix library is slow where a layer has few outputs (products.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+from undrift.compiler.kernels.gather import LONG
+from undrift.compiler.kernels.products import functions, outputs
+
+OWN_PRODUCTS: ContextVar[bool] = ContextVar("own_products", default=False)
+
+
+@contextmanager
+def own_products(wanted: bool) -> Iterator[None]:
+    """Let layers be computed with products of our own meanwhile, if that is wanted; the first time compiles them."""
+    before = OWN_PRODUCTS.set(wanted)
+    try:
+        yield
+    finally:
+        OWN_PRODUCTS.reset(before)
+
+
+@contextmanager
+def fast_layers(several: bool) -> Iterator[None]:
+    """Let layers be computed as it is fastest for one model, or for several that are mapped over (`vmap`)."""
+    if several or OWN_PRODUCTS.get():
+        with _Layers():
+            yield
+    else:
+        yield
+
+
+class _Layers(TorchFunctionMode):
+    """Puts `dense` in the place of torch's function, where nothing but the output is asked for."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear and _is_plain(*args, **kwargs):
+            return _linear(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return dense(input, weight, bias, OWN_PRODUCTS.get())
+
+
+def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether it is a layer as usual, of which no derivative is taken, and which is not compiled by somebody else."""
+    transforms = get_interpreter_stack() or []
+    return (
+        weight.dim() == 2
+        and (bias is None or bias.dim() == 1)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0
+        and all(each.key() == TransformType.Vmap for each in transforms)
+    )
+
+
+@torch.library.custom_op("undrift::dense", mutates_args=())
+def dense(x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> Tensor:
+    """x w' + b, from samples `[..., k]` and a layer `[n, k]`."""
+    if not own or not _are_ours(x, w):
+        return F.linear(x, w, b)
+    found = outputs(x.reshape(1, -1, x.shape[-1]), None, w.unsqueeze(0))
+    found = found.view(*x.shape[:-1], len(w))
+    return found if b is None else found.add_(b)
+
+
+@dense.register_vmap
+def _(
+    info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool
+) -> tuple[Tensor, int]:
+    """Of several models, or several minibatches: models and samples that are mapped over come first."""
+    R, (x_dim, w_dim, b_dim, _) = info.batch_size, dims
+    x = x if x_dim is None else x.movedim(x_dim, 0)
+    if w_dim is None:
+        found = dense(x, w, None, own)
+        found = found if x_dim is not None else found.expand(R, *found.shape)
+    elif x_dim is None:
+        layers = w.movedim(w_dim, 0)
+        all_at_once = dense(x, layers.flatten(0, 1), None, own)
+        found = all_at_once.unflatten(-1, layers.shape[:2]).movedim(-2, 0)
+    else:
+        layers, samples = w.movedim(w_dim, 0), x.reshape(R, -1, x.shape[-1])
+        each = outputs(samples, None, layers) if own and _are_ours(x, w) else samples @ layers.mT
+        found = each.view(*x.shape[:-1], layers.shape[1])
+    if b is not None:
+        b = b if b_dim is None else b.movedim(b_dim, 0)
+        ones = [1] * (found.dim() - 2)
+        found = found + (b if b_dim is None else b.view(R, *ones, -1))
+    return found, 0
+
+
+def _are_ours(x: Tensor, w: Tensor) -> bool:
+    """Whether there is code for them, and they are so long that it is as fast as a library's, or faster."""
+    on_cpu = x.device.type == w.device.type == "cpu" and x.dtype == w.dtype
+    return on_cpu and x.shape[-1] >= LONG and w.dtype in functions()

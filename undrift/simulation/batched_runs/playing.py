@@ -1,0 +1,106 @@
+"""Runs played together, set by set of those that are alike, or one by one where that cannot be."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import cast
+
+from undrift.core.batched_scalar import Alone
+from undrift.core.errors import InvalidInput
+from undrift.simulation.batched_runs.computing import Together, whole
+from undrift.simulation.batched_runs.trials import Ended, Setting, Trial, alike
+from undrift.simulation.driver import Best, Result, Round, State, better
+from undrift.simulation.engines.choice import Choice
+from undrift.simulation.participation import Everyone, Participation
+
+log = logging.getLogger("undrift")
+
+
+def run_together(
+    trials: Sequence[Trial],
+    *,
+    rounds: int,
+    participation: Participation | None = None,
+    engine: str | Choice = "auto",
+    evaluate_every: int = 1,
+) -> list[Result]:
+    """Run trials that differ in seeds, step sizes or other floats as one computation; each equals `ud.run` alone.
+
+    Trials that cannot be one computation are run one by one, after a line of notice (INFO) that says why.
+
+    >>> import torch, undrift as ud, torch.nn.functional as F
+    >>> data = torch.randn(60, 2), torch.arange(60) % 3
+    >>> problem = ud.federate(data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=ud.IID(4))
+    >>> trials = [Trial(ud.FedAvg(), problem, ud.Local(steps=2, lr=lr), seed) for lr in (0.1, 0.5) for seed in (0, 1)]
+    >>> [len(result.history) for result in run_together(trials, rounds=3)]
+    [3, 3, 3, 3]
+    """
+    history: list[list[Round]] = [[] for _ in trials]
+    best: list[Best | None] = [None for _ in trials]
+    ended: list[State | None] = [None for _ in trials]
+    stopped: list[str | None] = [None for _ in trials]
+    every_round = rounds_together(
+        trials,
+        rounds=rounds,
+        participation=participation,
+        engine=engine,
+        evaluate_every=evaluate_every,
+    )
+    for each in every_round:
+        for n, r in enumerate(each):
+            if isinstance(r, Round):
+                best[n] = better(best[n], r)
+                ended[n] = r._state
+                history[n].append(replace(r, _state=None))
+            elif stopped[n] is None:
+                ended[n], stopped[n] = cast(State, r.state), str(r)
+                log.warning("stopped: %s", stopped[n])
+    found = []
+    for n, trial in enumerate(trials):
+        state = ended[n]
+        assert state is not None
+        found.append(Result(trial.problem, whole(state), history[n], stopped[n], best[n]))
+    return found
+
+
+def rounds_together(
+    trials: Sequence[Trial],
+    *,
+    rounds: int,
+    participation: Participation | None = None,
+    engine: str | Choice = "auto",
+    evaluate_every: int = 1,
+) -> Iterator[list[Ended]]:
+    """The same round by round: an item a trial, its round or, after its end, why it has ended.
+
+    Everything is checked here, before the first round.
+    """
+    if not trials:
+        raise InvalidInput("no trials to run: give at least one")
+    participation = Everyone() if participation is None else participation
+    setting = Setting(rounds, participation, engine, evaluate_every)
+    sets = [(members, _played([trials[n] for n in members], setting)) for members in alike(trials)]
+    return _side_by_side(sets, rounds)
+
+
+def _played(trials: Sequence[Trial], setting: Setting) -> Iterator[list[Ended]]:
+    """The rounds of alike trials: together, or one by one if that cannot be."""
+    if len(trials) > 1:
+        try:
+            return Together(trials, setting).play()
+        except Alone as why:
+            log.info("runs are computed one by one: %s", why)
+    each = [setting.alone(trial) for trial in trials]
+    return (list(row) for row in zip(*each, strict=False))
+
+
+def _side_by_side(
+    sets: Sequence[tuple[list[int], Iterator[list[Ended]]]], last: int
+) -> Iterator[list[Ended]]:
+    for _ in range(last):
+        found: dict[int, Ended] = {}
+        for members, playing in sets:
+            found |= zip(members, next(playing), strict=True)
+        yield [found[n] for n in range(len(found))]
+        if not any(isinstance(r, Round) for r in found.values()):
+            return  # nothing is left to do

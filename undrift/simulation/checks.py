@@ -1,0 +1,166 @@
+"""What `run` and `rounds` refuse before any work starts."""
+
+import math
+import sys
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from undrift.core.algorithm import Algorithm, exchanges_of
+from undrift.core.errors import InvalidInput
+from undrift.core.hyper import Spec, check_value
+from undrift.core.records import check_records
+from undrift.core.rng import Key
+from undrift.local.settings import Geometric, Local
+from undrift.problems import Problem
+from undrift.simulation.asynchronous.async_state import course
+from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
+from undrift.simulation.asynchronous.population import Dropout, Population
+from undrift.simulation.participation import Everyone, Participation, Weighted
+
+LUCK = 10.0  # standard deviations: a visit is luckier less than once in 10^22
+
+
+def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) -> None:
+    """Refuse a class in place of an object, a name in place of a method."""
+    for name, value, asked, example in (
+        ("algorithm", algorithm, ("server", "client", "send", "local", "update"), "ud.FedAvg()"),
+        ("problem", problem, ("x0", "draw", "grad", "evaluate"), "ud.federate(...)"),
+        ("participation", participation, ("check", "draw"), "ud.Uniform(10)"),
+        ("local", local, ("check", "solver", "count"), "ud.Local(steps=10, lr=0.1)"),
+    ):
+        if isinstance(value, type) or not all(hasattr(value, each) for each in asked):
+            raise InvalidInput(f"{name} must be an object such as {example}, got {value!r}")
+
+
+def check_numbers(rounds: int, seed: int, chunk: int | None, evaluate_every: int) -> None:
+    """Refuse numbers that are none, or out of range."""
+    check_value("run", "rounds", rounds, int, within="[1, inf)")
+    check_value("run", "seed", seed, int, within=f"[0, {2**64})")
+    check_value("run", "chunk", chunk, int, None, within="[1, inf)")
+    check_value("run", "evaluate_every", evaluate_every, int, within="[1, inf)")
+
+
+def check_first_records(algorithm: Algorithm, server: Any) -> None:
+    """A method's records must be what engines can carry."""
+    name = type(algorithm).__name__
+    try:
+        check_records(server, algorithm.send(server))
+    except TypeError as error:
+        raise InvalidInput(f"{name}: {error}") from error
+    if not isinstance(getattr(server, "x", None), Tensor):
+        raise InvalidInput(f"{name}: the server's record needs a field x, the model")
+
+
+def check_fit(
+    algorithm: Algorithm, problem: Problem, rounds: int, participation: Participation, local: Local
+) -> None:
+    """Refuse what a method is not defined for."""
+    participation.check(problem.N, rounds)
+    local.check(problem.N, rounds)
+    own_check = getattr(algorithm, "check", None)
+    if own_check is not None:
+        own_check(problem.N, rounds)
+    spec: Spec | None = getattr(algorithm, "spec", None)
+    if spec is None:
+        return
+    if spec.everyone and not isinstance(participation, Everyone):
+        raise InvalidInput(f"{spec.name} is defined for full participation: use ud.Everyone()")
+    equal_steps = getattr(algorithm, "equal_steps", spec.equal_steps)
+    if equal_steps and local.unequal(problem):
+        raise InvalidInput(f"{spec.name} needs the same number of steps of every client")
+    if spec.adds_states and isinstance(participation, Weighted):
+        raise InvalidInput(
+            f"{spec.name} adds up clients' states with the problem's weights, ud.Weighted draws by weight and averages "
+            "plainly: use ud.Uniform(S) with it"
+        )
+    if spec.divides_by_lr and local.smallest_lr == 0:
+        raise InvalidInput(f"{spec.name} divides by the local step size: lr must be positive")
+    if local.momentum and not spec.local_momentum:
+        raise InvalidInput(
+            f"{spec.name} has a local rule of its own: use ud.Local(momentum=0) with it"
+        )
+
+
+def check_timed(
+    algorithm: Algorithm,
+    problem: Problem,
+    rounds: int,
+    local: Local,
+    population: Population,
+    server: ServerPolicy,
+    seed: int,
+) -> None:
+    """Refuse what cannot be run in virtual time."""
+    if not isinstance(population, Population):
+        raise InvalidInput(f"population must be ud.Population(...), got {population!r}")
+    if not isinstance(server, Synchronous | Deadline | Buffer):
+        raise InvalidInput(
+            f"server must be ud.Synchronous(), ud.Deadline(...) or ud.Buffer(...), got {server!r}"
+        )
+    population.check(problem.N)
+    server.check(problem.N)
+    spec: Spec | None = getattr(algorithm, "spec", None)
+    name = type(algorithm).__name__ if spec is None else spec.name
+    waits_for_all = isinstance(server, Synchronous) or (
+        isinstance(server, Buffer) and server.size == problem.N
+    )
+    if spec is not None and spec.everyone and not (waits_for_all and population.keeps_everyone):
+        raise InvalidInput(
+            f"{name} is defined for full participation: use ud.Synchronous() and a population in which nobody is away "
+            "or vanishes"
+        )
+    if population.budget is not None and getattr(
+        algorithm, "equal_steps", spec and spec.equal_steps
+    ):
+        raise InvalidInput(f"{name} needs the same number of steps of every client: set no budget")
+    if isinstance(server, Buffer):
+        _check_one_exchange(algorithm, name, rounds)
+    if isinstance(server, Deadline):
+        _check_deadline(problem, local, population, server, seed)
+
+
+def _check_one_exchange(algorithm: Algorithm, name: str, rounds: int) -> None:
+    for t in range(1, min(rounds, 1000) + 1):
+        if [exchange.to for exchange in exchanges_of(algorithm, t)] != ["cohort"]:
+            raise InvalidInput(
+                f"{name} crosses the wire several times a round, or to others than the cohort (round {t}): "
+                "with it use ud.Synchronous() or ud.Deadline(...)"
+            )
+
+
+def _check_deadline(
+    problem: Problem, local: Local, population: Population, server: Deadline, seed: int
+) -> None:
+    """Refuse a deadline that nobody can ever meet, messages taken to be empty and jitter at its luckiest.
+
+    Clients are looked at until one can: all of them only where the answer is no.
+    """
+    steps, epochs = local.steps, local.epochs
+    if isinstance(steps, Geometric):
+        steps = 1
+    fewest = replace(
+        local,
+        steps=steps[0] if isinstance(steps, tuple) else steps,
+        epochs=epochs[0] if isinstance(epochs, tuple) else epochs,
+    )
+    luckiest = replace(
+        population,
+        jitter=0.0,
+        dropout=Dropout(),
+        work=max(population.work * math.exp(-LUCK * population.jitter), sys.float_info.min),
+    )
+    best, who = float("inf"), 0
+    for i in range(problem.N):
+        (K,) = fewest.count(problem, Key(seed, 1), [i])
+        *_, returns = course(luckiest, luckiest.device(seed, i), seed, i, 0, K, 0.0, 0, 0)
+        if returns <= server.seconds:
+            return
+        if returns < best:
+            best, who = returns, i
+    least = "at least, however lucky, " if population.jitter else ""
+    raise InvalidInput(
+        f"Deadline: nobody can finish in {server.seconds:g} s: the fastest, client {who}, needs {least}{best:.3g} s; "
+        "set a later deadline, fewer steps or a budget"
+    )
