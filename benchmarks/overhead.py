@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 import undrift as ud
 from undrift.cli.progress import shown
-from undrift.experiment.toml import described
-from undrift.recording.directory import figures_of
-from undrift.recording.recorded import Settings, played, recorded
-from undrift.recording.running import Update
+from undrift.experiments.config.toml import described
+from undrift.experiments.runs.directory import figures_of
+from undrift.experiments.runs.recorded import Settings, played, recorded
+from undrift.experiments.runs.running import Update
 
 REPETITIONS, ROUNDS = 6, 40
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from undrift.flower.keys import write_certificates, write_node_key
+from undrift.deploy.keys import write_certificates, write_node_key
 
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).parent.parent

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import undrift as ud
-from undrift.data.sets import Data
-from undrift.experiment.federation import federation
-from undrift.flower.messages import NEVER, Parcel, packed, stamps_of, unpacked
-from undrift.flower.node import Node
-from undrift.flower.problems import share
-from undrift.flower.serving import serve
-from undrift.flower.settings import Deployment
-from undrift.flower.shelf import Shelf
-from undrift.recording.recorded import played
-from undrift.recording.running import settings_of
+from undrift.data.registry import Data
+from undrift.deploy.messages import NEVER, Parcel, packed, stamps_of, unpacked
+from undrift.deploy.node import Node
+from undrift.deploy.problems import share
+from undrift.deploy.serving import serve
+from undrift.deploy.settings import Deployment
+from undrift.deploy.state_store import Shelf
+from undrift.experiments.config.federation import federation
+from undrift.experiments.runs.recorded import played
+from undrift.experiments.runs.running import settings_of
 
 NAMES = ("ash", "birch", "cedar")
 Fault = Callable[

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import undrift as ud
-from undrift.recording.recorded import Settings, played, recorded
+from undrift.experiments.runs.recorded import Settings, played, recorded
 
 ROUNDS, INTERRUPTED = 40, 130
 LATE = ", late"  # a method of that name runs in virtual time, with updates under way

@@ -15,8 +15,8 @@ from undrift import cli
 from undrift.cli import _said
 from undrift.core.errors import Deserted
 from undrift.core.hyper import METHODS
+from undrift.experiments.runs.files import lock
 from undrift.models import MODELS
-from undrift.recording.files import lock
 
 SMALL = ["--rounds", "12", "--steps", "2", "--batch", "5", "--dirichlet", "0.1"]
 

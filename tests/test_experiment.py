@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import undrift as ud
 from undrift.core.hyper import METHODS
-from undrift.experiment import Experiment, read, with_settings
-from undrift.experiment.federation import federation
-from undrift.experiment.toml import as_toml
+from undrift.experiments.config import Experiment, read, with_settings
+from undrift.experiments.config.federation import federation
+from undrift.experiments.config.toml import as_toml
 from undrift.models import MODELS
 
 

@@ -22,15 +22,15 @@ from tests.nodes import (
     simulated,
 )
 from undrift.core.hyper import METHODS
-from undrift.data.sets import Data
-from undrift.experiment.federation import federation
-from undrift.flower.messages import Parcel
-from undrift.flower.node import answered
-from undrift.recording.directory import RunDirectory
-from undrift.recording.files import read_lines
-from undrift.recording.recorded import played
-from undrift.recording.running import settings_of
-from undrift.report import write_report
+from undrift.data.registry import Data
+from undrift.deploy.messages import Parcel
+from undrift.deploy.node import answered
+from undrift.experiments.config.federation import federation
+from undrift.experiments.report import write_report
+from undrift.experiments.runs.directory import RunDirectory
+from undrift.experiments.runs.files import read_lines
+from undrift.experiments.runs.recorded import played
+from undrift.experiments.runs.running import settings_of
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import State
 
@@ -95,7 +95,7 @@ def test_messages_that_are_lost_or_come_twice_change_nothing(
 
 
 def test_a_lost_answer_is_not_computed_twice(tmp_path: Path, monkeypatch: Any) -> None:
-    from undrift.flower.node import Node
+    from undrift.deploy.node import Node
 
     nodes, visits, seen = Nodes(experiment(), tmp_path), [], set()
     visit = Node._visit

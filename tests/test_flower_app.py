@@ -15,14 +15,14 @@ import undrift as ud
 from tests.nodes import experiment, simulated
 from undrift.core.algorithm import Cohort
 from undrift.core.records import map_tensors, nbytes, tensors
-from undrift.experiment import read
-from undrift.experiment.federation import federation
-from undrift.flower.folder import write_app
-from undrift.flower.keys import write_certificates, write_node_key
-from undrift.flower.messages import NEVER, Held, Parcel, Stamp, digest, packed, stamps_of, unpacked
-from undrift.flower.settings import Deployment
-from undrift.flower.shelf import Shelf
-from undrift.flower.wire import counted, from_records, to_records
+from undrift.deploy.flower import counted, from_records, to_records
+from undrift.deploy.keys import write_certificates, write_node_key
+from undrift.deploy.messages import NEVER, Held, Parcel, Stamp, digest, packed, stamps_of, unpacked
+from undrift.deploy.project import write_app
+from undrift.deploy.settings import Deployment
+from undrift.deploy.state_store import Shelf
+from undrift.experiments.config import read
+from undrift.experiments.config.federation import federation
 
 
 def test_a_parcel_survives_flowers_records() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import undrift as ud
 from tests.nodes import Nodes, deployed, deployed_rounds, experiment, invariant_gap
-from undrift.flower.messages import Parcel
+from undrift.deploy.messages import Parcel
 
 EVENTS = ("", "", "", "unheard", "unanswered", "twice", "wiped", "old", "NaN", "slow", "server")
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 import undrift as ud
 from tests.loopback import BIN, Loopback, loopback, wait_until
 from tests.nodes import NAMES, experiment
-from undrift.experiment.federation import federation
-from undrift.flower.folder import write_app
-from undrift.recording.files import read_lines
-from undrift.recording.recorded import played
-from undrift.recording.running import settings_of
-from undrift.report import write_report
+from undrift.deploy.project import write_app
+from undrift.experiments.config.federation import federation
+from undrift.experiments.report import write_report
+from undrift.experiments.runs.files import read_lines
+from undrift.experiments.runs.recorded import played
+from undrift.experiments.runs.running import settings_of
 
 PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
 
@@ -34,7 +34,7 @@ from dataclasses import replace
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.clientapp import ClientApp
 import numpy as np
-from undrift.flower import facts
+from undrift.deploy import facts
 
 
 def order_for(node):

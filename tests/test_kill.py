@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.nursery import settings
-from undrift.recording.recorded import recorded
+from undrift.experiments.runs.recorded import recorded
 
 KILLS = 9  # of every method: 54 in all, and 27 with updates under way
 METHODS = {

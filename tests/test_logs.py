@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import undrift as ud
-from undrift.recording import logs
+from undrift.experiments.runs import loggers as logs
 
 
 def logged(folder: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from undrift.data.partition import Parts, Samples
+from undrift.data.partitions import Parts, Samples
 
 
 def samples(n: int, classes: int, seed: int) -> Samples:

@@ -25,9 +25,9 @@ from undrift.core.algorithm import Cohort, Exchange, Vec
 from undrift.core.errors import InvalidInput, MethodFailure, WorkersLost
 from undrift.core.records import nbytes, record, tensors
 from undrift.core.rng import Key
-from undrift.experiment import Experiment
-from undrift.experiment.federation import federation
-from undrift.recording.running import carried_out, prepared, with_workers
+from undrift.experiments.config import Experiment
+from undrift.experiments.config.federation import federation
+from undrift.experiments.runs.running import carried_out, prepared, with_workers
 from undrift.simulation.driver import Round
 from undrift.simulation.engines import Choice
 

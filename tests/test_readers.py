@@ -25,8 +25,9 @@ from torch import nn
 import undrift as ud
 from tests.real import ROOT, real_data
 from undrift.core.errors import InvalidInput
-from undrift.data import images, sets, store, tables, text
-from undrift.data.sets import DATASETS, Data, load, reader
+from undrift.data import images, tables, text
+from undrift.data import registry as sets
+from undrift.data.registry import DATASETS, Data, load, reader
 
 REAL = {  # train, test, clients, classes
     "mnist": (60_000, 10_000, 0, 10),
@@ -320,7 +321,7 @@ def test_unknown_names_and_options() -> None:
 
 def test_importing_is_lazy() -> None:
     code = (
-        "import sys, undrift, undrift.data.sets, undrift.data.images, undrift.data.text, undrift.data.tables;"
+        "import sys, undrift, undrift.data.registry, undrift.data.images, undrift.data.text, undrift.data.tables;"
         "print([m for m in ('h5py', 'PIL', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run(

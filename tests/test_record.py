@@ -23,11 +23,11 @@ from safetensors.torch import load, load_file
 import undrift as ud
 from tests.nursery import ROUNDS, settings
 from undrift.core.records import record
-from undrift.recording import files, running
-from undrift.recording.checkpoint import Checkpoints, Unusable
-from undrift.recording.files import Draft, Lines, holds, lock, read_lines, write_aside
-from undrift.recording.recorded import Settings, recorded
-from undrift.recording.tree import kinds_of, put_together, taken_apart
+from undrift.experiments.runs import files, running
+from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
+from undrift.experiments.runs.files import Draft, Lines, holds, lock, read_lines, write_aside
+from undrift.experiments.runs.recorded import Settings, recorded
+from undrift.experiments.runs.tree import kinds_of, put_together, taken_apart
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import State
 
@@ -262,7 +262,7 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from tests.nursery import settings
-from undrift.recording.recorded import recorded
+from undrift.experiments.runs.recorded import recorded
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])
 try:
@@ -405,7 +405,7 @@ def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
 import resource, sys, torch
 from pathlib import Path
 from undrift.core.records import record
-from undrift.recording import checkpoint
+from undrift.experiments.runs import checkpoint
 from undrift.simulation.client_states import ClientStates
 @record
 class C:

@@ -19,10 +19,10 @@ from rich.console import Console
 
 import undrift as ud
 from undrift.core.errors import InvalidInput
-from undrift.recording.running import carried_out, prepared
-from undrift.report import Summary, summary, write_report
-from undrift.report.figures import cost, curve, first_round
-from undrift.report.gather import gather
+from undrift.experiments.report import Summary, summary, write_report
+from undrift.experiments.report.figures import cost, curve, first_round
+from undrift.experiments.report.gather import gather
+from undrift.experiments.runs.running import carried_out, prepared
 
 DOWN, UP = 600, 400  # bytes a round, unless a test says otherwise
 FEDERATION = {

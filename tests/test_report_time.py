@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests import test_report
 from tests.test_report import ATTACK, BAD, FAST, SLOW, write_comparison, write_run
-from undrift.report import summary, write_report
-from undrift.report.gather import gather
-from undrift.report.timed import CLIENTS, VISITS, first_seconds, timed
-from undrift.report.virtual import bars
+from undrift.experiments.report import summary, write_report
+from undrift.experiments.report.gather import gather
+from undrift.experiments.report.timed import CLIENTS, VISITS, first_seconds, timed
+from undrift.experiments.report.virtual import bars
 
 browser, report = test_report.browser, test_report.report  # fixtures
 _data = test_report._data  # pyright: ignore[reportPrivateUsage]

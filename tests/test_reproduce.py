@@ -10,9 +10,8 @@ import pytest
 
 from undrift.cli.reproduce import reproduce, told
 from undrift.core.errors import InvalidInput
-from undrift.experiment import read
-from undrift.recording.files import read_json
-from undrift.reproduction import (
+from undrift.experiments.config import read
+from undrift.experiments.recipes import (
     Claim,
     Finding,
     find_recipe,
@@ -21,7 +20,8 @@ from undrift.reproduction import (
     read_recipe,
     recipes_there,
 )
-from undrift.sweep.spaces import space_of
+from undrift.experiments.runs.files import read_json
+from undrift.experiments.sweeps.spaces import space_of
 
 OWN = Path(__file__).parents[1] / "recipes"
 

@@ -20,14 +20,13 @@ import undrift as ud
 from undrift.cli.sweeps import compared, introduction, swept
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import METHODS
-from undrift.data.sets import DATASETS, Data, dataset
-from undrift.experiment import read
-from undrift.experiment.federation import Federation, federation
-from undrift.recording.files import lock
-from undrift.recording.recorded import played
-from undrift.recording.running import settings_of
-from undrift.simulation.catalogue import EXAMPLES
-from undrift.sweep import (
+from undrift.data.registry import DATASETS, Data, dataset
+from undrift.experiments.config import read
+from undrift.experiments.config.federation import Federation, federation
+from undrift.experiments.runs.files import lock
+from undrift.experiments.runs.recorded import played
+from undrift.experiments.runs.running import settings_of
+from undrift.experiments.sweeps import (
     SPACES,
     Plan,
     Range,
@@ -41,10 +40,17 @@ from undrift.sweep import (
     space_of,
     sweeping,
 )
-from undrift.sweep.chosen import averaging, check_values, edges, method_words, with_methods
-from undrift.sweep.plan import searches
-from undrift.sweep.space import GAMMA, UNDAMPENED, read_space, space_from, space_words
-from undrift.sweep.validation import with_held_out
+from undrift.experiments.sweeps.chosen import (
+    averaging,
+    check_values,
+    edges,
+    method_words,
+    with_methods,
+)
+from undrift.experiments.sweeps.plan import searches
+from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, read_space, space_from, space_words
+from undrift.experiments.sweeps.validation import with_held_out
+from undrift.simulation.catalogue import EXAMPLES
 
 LR = {"local.lr": (0.05, 0.3, 1.0)}
 SPACE = Space("mine", common=LR, rows=(Row("scaffold-m", {"beta": (0.2, 0.6)}),))
@@ -423,7 +429,7 @@ def test_accuracy_is_maximised_and_loss_minimised(tmp_path, swept_once):
 
 BLOBS = """
 import torch
-from undrift.data.sets import Data, dataset
+from undrift.data.registry import Data, dataset
 
 @dataset("blobs")
 def blobs() -> Data:
@@ -435,7 +441,7 @@ def blobs() -> Data:
 KILLED = """
 import sys
 from pathlib import Path
-from undrift.sweep import opened, run_sweep
+from undrift.experiments.sweeps import opened, run_sweep
 directory = Path(sys.argv[1])
 print("begun", flush=True)
 for trial in run_sweep(*opened(directory), directory):

@@ -20,8 +20,8 @@ from tests.test_conformance import made
 from tests.test_sweep import SPACE, experiment
 from undrift.compiler import program
 from undrift.compiler.kernels.products import summed_
+from undrift.experiments.sweeps import Plan, run_sweep, sweeping
 from undrift.simulation.batched_runs import Trial, run_together
-from undrift.sweep import Plan, run_sweep, sweeping
 
 
 @cache

@@ -9,7 +9,7 @@ from undrift.core.records import nbytes, record
 from undrift.core.work import Work
 from undrift.data.adapt import from_table
 from undrift.data.augment import CropFlip
-from undrift.data.partition import (
+from undrift.data.partitions import (
     IID,
     ClassDirichlet,
     ClassesPerClient,
@@ -21,9 +21,9 @@ from undrift.data.partition import (
     Shards,
     Similarity,
 )
-from undrift.data.sets import DATASETS, Data, dataset, load
+from undrift.data.registry import DATASETS, Data, dataset, load
 from undrift.data.tables import libsvm
-from undrift.experiment import Experiment
+from undrift.experiments.config import Experiment
 from undrift.local.settings import Geometric, Local
 from undrift.models import group_norm, model
 from undrift.problems import Problem

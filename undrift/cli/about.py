@@ -12,8 +12,8 @@ from rich.table import Table
 
 from undrift.core.errors import unknown
 from undrift.core.hyper import METHODS
-from undrift.data.sets import DATASETS
-from undrift.experiment.parts import PARTITIONS, SCHEMES, makers
+from undrift.data.registry import DATASETS
+from undrift.experiments.config.parts import PARTITIONS, SCHEMES, makers
 from undrift.simulation.catalogue import Cost, catalogue
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
@@ -37,7 +37,9 @@ def list_all(
             ("data set", "source and licence"), ((n, s.about) for n, s in DATASETS.items())
         )
     if name == "spaces":
-        from undrift.sweep.spaces import SPACES  # needs nothing, but is seldom asked for
+        from undrift.experiments.sweeps.spaces import (
+            SPACES,  # needs nothing, but is seldom asked for
+        )
 
         return _show(("space", "what it is"), ((n, space.about) for n, space in SPACES.items()))
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {

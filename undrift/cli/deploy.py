@@ -7,7 +7,7 @@ import typer
 
 from undrift.cli import options as o
 from undrift.core.errors import InvalidInput, unknown
-from undrift.experiment import Experiment, read
+from undrift.experiments.config import Experiment, read
 
 deploy = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +36,7 @@ def init(
 
     Example: undrift deploy init hospitals --from experiment.toml --clients hospital-a,hospital-b --host fl.example.org
     """
-    from undrift.flower.folder import write_app
+    from undrift.deploy.project import write_app
 
     experiment = _chosen(read(file, settings or ()), method, seed)
     names = tuple(name.strip() for name in clients.split(",") if name.strip())
@@ -56,7 +56,7 @@ def certificates(
 
     Example: undrift deploy certificates keys --host fl.example.org
     """
-    from undrift.flower.keys import write_certificates
+    from undrift.deploy.keys import write_certificates
 
     for path in write_certificates(folder, host):
         print(path)
@@ -70,7 +70,7 @@ def key(
 
     Example: undrift deploy key keys/hospital-a
     """
-    from undrift.flower.keys import write_node_key
+    from undrift.deploy.keys import write_node_key
 
     for written in write_node_key(path):
         print(written)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import undrift as ud
 from undrift.data.store import DataMissing, folders
-from undrift.recording.directory import processor
+from undrift.experiments.runs.directory import processor
 
 NEEDED = (
     "torch",

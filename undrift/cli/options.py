@@ -12,9 +12,9 @@ from typer import Option
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import METHODS
-from undrift.experiment import Experiment, with_settings
-from undrift.experiment.parts import registered
-from undrift.experiment.toml import as_words, described, value_of
+from undrift.experiments.config import Experiment, with_settings
+from undrift.experiments.config.parts import registered
+from undrift.experiments.config.toml import as_words, described, value_of
 
 FEDERATION, WORK, RECORD = "Federation", "Work", "Recording"
 

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from undrift.experiment import Experiment
-from undrift.recording.running import Update
+from undrift.experiments.config import Experiment
+from undrift.experiments.runs.running import Update
 
 EVERY = 5.0  # seconds between plain lines
 

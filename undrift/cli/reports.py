@@ -29,7 +29,7 @@ def report(
 
     Example: undrift report runs/compare-digits --target 0.9
     """
-    from undrift.report import summary, write_report  # slow to import
+    from undrift.experiments.report import summary, write_report  # slow to import
 
     options = {"target": target, "baseline": baseline, "figure": figure, "last": last}
     page = write_report(runs, out or runs[0], **options)

@@ -14,11 +14,9 @@ from undrift.cli import options as o
 from undrift.cli.runs import carry_out, resume
 from undrift.cli.sweeps import swept
 from undrift.core.errors import InvalidInput
-from undrift.experiment import Experiment, read
-from undrift.recording.directory import RunDirectory
-from undrift.recording.files import write_json
-from undrift.reproduction.claims import Finding, findings, read_claims, record
-from undrift.reproduction.recipe import (
+from undrift.experiments.config import Experiment, read
+from undrift.experiments.recipes.claims import Finding, findings, read_claims, record
+from undrift.experiments.recipes.recipe import (
     EXPECTED,
     Recipe,
     Search,
@@ -26,9 +24,11 @@ from undrift.reproduction.recipe import (
     read_recipe,
     recipes_there,
 )
-from undrift.sweep.plan import Plan
-from undrift.sweep.spaces import space_of
-from undrift.sweep.sweeping import BEST
+from undrift.experiments.runs.directory import RunDirectory
+from undrift.experiments.runs.files import write_json
+from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.spaces import space_of
+from undrift.experiments.sweeps.sweeping import BEST
 
 CLAIMS = "claims.json"
 SAME = ("rounds", "seeds", "methods", "local", "data", "clients", "model", "population", "server")
@@ -71,7 +71,7 @@ def reproduce(
     write_json(out / CLAIMS, [each.json() for each in found])
     if keep:
         record(folder / EXPECTED, found)
-    from undrift.report import write_report  # slow to import
+    from undrift.experiments.report import write_report  # slow to import
 
     page = write_report(list(places.values()), out, claims=[told(each) for each in found])
     if not quiet:

@@ -15,12 +15,12 @@ from undrift.cli import options as o
 from undrift.cli.progress import shown, talkative
 from undrift.cli.sweeps import swept
 from undrift.core.errors import InvalidInput
-from undrift.experiment import Experiment, read
-from undrift.experiment.federation import federation
-from undrift.experiment.toml import as_toml
-from undrift.recording.directory import RunDirectory, opened
-from undrift.recording.recorded import played
-from undrift.recording.running import (
+from undrift.experiments.config import Experiment, read
+from undrift.experiments.config.federation import federation
+from undrift.experiments.config.toml import as_toml
+from undrift.experiments.runs.directory import RunDirectory, opened
+from undrift.experiments.runs.recorded import played
+from undrift.experiments.runs.running import (
     carried_out,
     extended,
     members,
@@ -28,8 +28,8 @@ from undrift.recording.running import (
     settings_of,
     with_workers,
 )
-from undrift.sweep.sweeping import SWEEP
-from undrift.sweep.sweeping import opened as sweep_opened
+from undrift.experiments.sweeps.sweeping import SWEEP
+from undrift.experiments.sweeps.sweeping import opened as sweep_opened
 
 
 def run(
@@ -145,7 +145,10 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
         first, reason = next(iter(failed.items()))
         count = f"{len(failed)} of {len(members(directory))} runs failed"
         raise InvalidInput(f"{count}; {first}: {reason}; {again} tries again")
-    from undrift.report import summary, write_report  # slow to import, and not needed before
+    from undrift.experiments.report import (  # slow to import, and not needed before
+        summary,
+        write_report,
+    )
 
     page = write_report([path], path)
     if not quiet:
@@ -177,7 +180,7 @@ def with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
 
 def _dry(experiment: Experiment, jobs: int | None) -> None:
     """What would be done: shown, and tried for a round or two in memory."""
-    from undrift.report.words import in_bytes, in_seconds  # slow to import
+    from undrift.experiments.report.words import in_bytes, in_seconds  # slow to import
 
     print(as_toml(experiment))
     torch.set_num_threads(experiment.threads or 1)

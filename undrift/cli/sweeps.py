@@ -13,13 +13,13 @@ from typer import Argument, Option
 from undrift.cli import options as o
 from undrift.cli.progress import talkative
 from undrift.core.errors import InvalidInput
-from undrift.experiment import Experiment, read
+from undrift.experiments.config import Experiment, read
+from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.space import size_of
+from undrift.experiments.sweeps.spaces import space_of
+from undrift.experiments.sweeps.sweeping import BEST, Found, Sweep, carried_out, found, planned
+from undrift.experiments.sweeps.trial import TrialDone
 from undrift.metrics.quality import spread
-from undrift.sweep.plan import Plan
-from undrift.sweep.space import size_of
-from undrift.sweep.spaces import space_of
-from undrift.sweep.sweeping import BEST, Found, Sweep, carried_out, found, planned
-from undrift.sweep.trial import TrialDone
 
 SpaceName = Annotated[
     str,

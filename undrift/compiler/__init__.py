@@ -1,0 +1,1 @@
+"""Visits compiled whole, with TorchInductor and kernels of our own."""

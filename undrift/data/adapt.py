@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, unknown
-from undrift.data.sets import Data
+from undrift.data.registry import Data
 
 
 def from_table(

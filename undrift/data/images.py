@@ -16,7 +16,7 @@ from torch import Tensor
 
 from undrift.core.errors import InvalidInput
 from undrift.data import store
-from undrift.data.sets import DATASETS, Data
+from undrift.data.registry import DATASETS, Data
 
 # published by the homes of the files
 MD5: dict[str, dict[str, str]] = {

@@ -10,7 +10,7 @@ import torch
 
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
-from undrift.data.sets import Data
+from undrift.data.registry import Data
 
 INPUTS, CLASSES = 60, 10
 

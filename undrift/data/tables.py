@@ -16,7 +16,7 @@ from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data import store
 from undrift.data.images import Normalise
-from undrift.data.sets import DATASETS, Data
+from undrift.data.registry import DATASETS, Data
 
 SPLIT_SEED = (
     2024  # of every split that the sources do not publish; changing it changes the data sets

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from undrift.core.errors import InvalidInput
 from undrift.data import store
-from undrift.data.sets import DATASETS, IGNORED, Data
+from undrift.data.registry import DATASETS, IGNORED, Data
 
 # LEAF's 80 characters; a character's code is its place
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.compiler.kernels.dense import fast_layers
-from undrift.data.partition import by_name
+from undrift.data.partitions import by_name
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem

@@ -12,8 +12,8 @@ from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data.augment import CropFlip
-from undrift.data.partition import Natural, Partition, Parts, Samples, as_parts
-from undrift.data.sets import Data
+from undrift.data.partitions import Natural, Partition, Parts, Samples, as_parts
+from undrift.data.registry import Data
 from undrift.problems.evaluation import FIGURES
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import labels_of

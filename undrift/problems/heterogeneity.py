@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from undrift.data.partition import Parts
+from undrift.data.partitions import Parts
 
 SHOWN = 100  # clients in a picture
 LOOKED_AT = 20_000  # clients in the figures of labels; more are sampled evenly

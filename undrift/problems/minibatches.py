@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift.core.rng import Key, Purpose, stream
 from undrift.data.augment import CropFlip
-from undrift.data.partition import Parts
+from undrift.data.partitions import Parts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 
 from undrift.core.rng import Key
 from undrift.data.augment import CropFlip
-from undrift.data.partition import Parts
+from undrift.data.partitions import Parts
 from undrift.problems.evaluation import evaluated, in_batches
 from undrift.problems.fitting import check_fit
 from undrift.problems.flat import FlatModel

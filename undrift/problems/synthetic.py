@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from undrift.data.partition import Natural
+from undrift.data.partitions import Natural
 from undrift.data.synthetic import CLASSES, INPUTS, synthetic
 from undrift.problems.federate import federate
 from undrift.problems.model import ModelProblem

@@ -1,0 +1,81 @@
+"""What travels between the server and nodes, whatever carries it: a few words and named tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import Col
+from undrift.core.records import record
+from undrift.experiments.runs.tree import kinds_of, put_together, taken_apart
+
+
+class Stamp(NamedTuple):
+    """The visit that a client's state comes from: its round and its exchange, counted from 1.  Stamps grow."""
+
+    round: int
+    exchange: int
+
+
+NEVER = Stamp(0, 0)  # of a client that has not been visited, or begins anew
+
+
+@record
+class Held:
+    """What the server remembers of a client: not its state, only which one it has, i.e. its stamp."""
+
+    round: Col
+    exchange: Col
+
+    @staticmethod
+    def of(stamp: Stamp, like: Tensor) -> "Held":
+        """A stamp as a record that checkpoints can hold, for a client's row."""
+        return Held(*(torch.full_like(like[:1], number) for number in stamp))
+
+
+def stamps_of(held: Held) -> list[Stamp]:
+    """The stamps in a table with a row a client."""
+    columns = held.round.flatten().tolist(), held.exchange.flatten().tolist()
+    return [Stamp(int(t), int(e)) for t, e in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message: its kind, words that JSON can hold, tensors by name.
+
+    To nodes      hello, work, state (send me your state), refused
+    from nodes    hello, up, state, lost (I have no such state), failed; and "absent", if the carrier says that nobody
+                  will answer
+    """
+
+    kind: str
+    words: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def packed(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A record as its shape, which JSON can hold, and its tensors by name.
+
+    >>> shape, arrays = packed("down", (torch.zeros(2), None))
+    >>> list(arrays)
+    ['down.0']
+    """
+    found: dict[str, Tensor] = {}
+    return taken_apart(message, found, name), found
+
+
+def unpacked(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
+    """The record of a shape, made of the same classes as `like`."""
+    return put_together(shape, arrays, kinds_of([like]))
+
+
+def digest(words: str, arrays: Mapping[str, Tensor]) -> str:
+    """What a request is, in a few letters: two with one digest ask for the same work on the same numbers."""
+    made = sha256(words.encode())
+    for name in sorted(arrays):
+        made.update(name.encode())
+        made.update(arrays[name].detach().cpu().contiguous().numpy().tobytes())
+    return made.hexdigest()

@@ -1,0 +1,244 @@
+"""A node: it answers requests from its own samples and the state on its own disk."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import exchanges_of
+from undrift.core.errors import InvalidInput
+from undrift.core.records import tensors
+from undrift.core.rng import Key
+from undrift.core.work import Work
+from undrift.data.registry import Data
+from undrift.deploy.compatibility import differences, facts_of
+from undrift.deploy.messages import NEVER, Parcel, Stamp, digest, packed, unpacked
+from undrift.deploy.problems import as_client, share
+from undrift.deploy.state_store import Shelf
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.runs.files import lock
+from undrift.problems.model import ModelProblem
+
+log = logging.getLogger("undrift")
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
+
+Config = Mapping[str, Any]  # what a SuperNode was started with: --node-config
+Samples = tuple[Tensor, Tensor]
+Reader = Callable[[Config], Data | Samples]
+
+
+class _Lost(Exception):
+    """There is no such state; `has` is what there is."""
+
+    def __init__(self, has: list[Stamp]):
+        super().__init__()
+        self.has = has
+
+
+def answered(experiment: Experiment, config: Config, data: Reader | None, parcel: Parcel) -> Parcel:
+    """A node's answer; also of one that is none, since it was started without what a node needs."""
+    try:
+        node = Node(experiment, config, data)
+    except InvalidInput as error:
+        log.error("%s", error)
+        return Parcel("failed", {"reason": str(error)})
+    return node.answer(parcel)
+
+
+class Node:
+    """One client.  `config` has its `name`; `state`, the folder for its states; `part`, if it has no data of its own.
+
+    A node keeps nothing in memory that matters: Flower makes it anew for every request.
+    """
+
+    def __init__(self, experiment: Experiment, config: Config, data: Reader | None = None):
+        self.experiment, self.config = experiment, config
+        self.name = _name(config)
+        self.folder = Path(str(config.get("state", "~/.undrift/states"))).expanduser() / self.name
+        self._read = data or self._share
+        self._made: tuple[Any, ModelProblem] | None = (
+            None  # so that several requests in a process read once
+        )
+        ((_, method),) = experiment.methods.items()
+        self.method, self.local = method.make(), experiment.local_of(experiment.labels[0])
+
+    def answer(self, parcel: Parcel) -> Parcel:
+        """The answer to a request; what goes wrong in making it is an answer, too."""
+        answers = {"hello": self._hello, "work": self._work, "state": self._state}
+        if parcel.kind == "refused":
+            return self._refused(parcel.words["reasons"])
+        if parcel.kind not in answers:
+            reason = f"{self.name} cannot answer {parcel.kind!r}"
+            return Parcel("failed", {"name": self.name, "reason": reason})
+        try:
+            return answers[parcel.kind](parcel)
+        except _Lost as lost:
+            return self._lost(parcel.words["visit"], lost.has)
+        except Exception as error:
+            log.error("%s: %s: %s", self.name, type(error).__name__, error)
+            reason = f"{type(error).__name__}: {error}"
+            return Parcel("failed", {"name": self.name, "reason": reason})
+
+    # first contact
+
+    def _hello(self, parcel: Parcel) -> Parcel:
+        """Who is here, and what stands against working together."""
+        told, reasons = parcel.words["told"], []
+        facts: dict[str, Any] = {"name": self.name, "samples": 0}
+        try:
+            data = self._data(told)
+            facts["samples"] = len(data.train[0])
+            problem = as_client(self.experiment, data, _of_model(told), 0, 1)
+            facts |= facts_of(self.experiment, problem.flat)
+            reasons += differences(parcel.words, facts)
+        except InvalidInput as error:
+            reasons.append(str(error))
+        if reasons:
+            self._refused(reasons)
+        return Parcel("hello", {**facts, "reasons": reasons})
+
+    def _refused(self, reasons: list[str]) -> Parcel:
+        for reason in reasons:
+            log.error("%s is refused: %s", self.name, reason)
+        return Parcel("noted", {"name": self.name})
+
+    def _share(self, config: Config) -> Data:
+        if not isinstance(config.get("part"), int):
+            raise InvalidInput(
+                f"{self.name} has no data: give client_app(experiment, data) a function that reads them, or, to try "
+                "things out, say in --node-config which part of the experiment's own data it has, e.g. part=0"
+            )
+        return share(self.experiment, config["part"])
+
+    def _data(self, told: Mapping[str, Any]) -> Data:
+        """The node's samples, checked against what the server's model takes."""
+        found = self._read(self.config)
+        given = None if found is None else (found.train if isinstance(found, Data) else found)
+        if given is None or len(given) != 2 or len(given[0]) == 0:
+            raise InvalidInput(f"{self.name} has no samples: its data must be (inputs, targets)")
+        labels = told["labels"]
+        if isinstance(found, Data):
+            data = found
+        else:
+            X, Y = (torch.as_tensor(part) for part in given)
+            data = Data(self.name, (X, Y), None, classes=labels)
+        if data.classes != labels:
+            raise InvalidInput(
+                f"the data have {data.classes} classes on the node and {labels} on the server"
+            )
+        first = data.train[0][:1]
+        inputs = (first if data.prepare is None else data.prepare(first))[0].numel()
+        if inputs != told["inputs"]:
+            raise InvalidInput(
+                f"a sample has {inputs} numbers on the node and {told['inputs']} on the server"
+            )
+        return data
+
+    # work
+
+    @torch.no_grad()
+    def _work(self, parcel: Parcel) -> Parcel:
+        """One visit from the state that the request names."""
+        words, visit = parcel.words, parcel.words["visit"]
+        now, base = Stamp(visit["round"], visit["exchange"]), Stamp(*visit["base"])
+        with lock(self._at(visit["run"])):
+            shelf, asked = Shelf(self._at(visit["run"])), digest(_plain(words), parcel.arrays)
+            stored = shelf.get(now)
+            if stored is not None and stored[1].get("request") == asked:
+                return Parcel("up", {"visit": visit}, _named("up", stored[0]))
+            problem = self._problem(words)
+            state = self._stored(shelf, base, problem)
+            up, new = self._visit(words, parcel.arrays, state, problem)
+            _, answer = packed("up", up)
+            shelf.put(now, packed("state", new)[1] | answer, {"request": asked})
+            kept = [s for s in shelf.stamps() if Stamp(*words["keep"]) <= s <= base]
+            shelf.keep([*kept, now])
+        return Parcel("up", {"visit": visit}, answer)
+
+    def _visit(
+        self,
+        words: Mapping[str, Any],
+        arrays: Mapping[str, Tensor],
+        state: Any,
+        problem: ModelProblem,
+    ) -> tuple[Any, Any]:
+        visit, number = words["visit"], words["visit"]["exchange"] - 1
+        t = visit["round"]
+        exchange = exchanges_of(self.method, t)[number]
+        down = unpacked(words["down"], arrays, exchange.send(self.method.server(problem.x0)))
+        key = Key(self.experiment.seeds[0], t, number)
+        work = Work(
+            problem, self.local.solver(t), [visit["client"]], [words["steps"]], key, single=True
+        )
+        return exchange.local(down, state, work)
+
+    def _state(self, parcel: Parcel) -> Parcel:
+        """The state itself, for a server that counts anew what it has lost count of."""
+        words, visit = parcel.words, parcel.words["visit"]
+        with lock(self._at(visit["run"])):
+            shelf = Shelf(self._at(visit["run"]))
+            state = self._stored(shelf, Stamp(*visit["base"]), self._problem(words))
+        return Parcel("state", {"visit": visit}, packed("state", state)[1])
+
+    def _stored(self, shelf: Shelf, base: Stamp, problem: ModelProblem) -> Any:
+        """The state of a stamp; one that was never visited begins anew, and where there are no states none is lost."""
+        fresh = self.method.client(problem.x0)
+        if base == NEVER or not tensors(fresh):
+            return fresh
+        found = shelf.get(base)
+        if found is None:
+            raise _Lost(shelf.stamps())
+        return unpacked(packed("state", fresh)[0], found[0], fresh)
+
+    def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Parcel:
+        log.warning(
+            "%s has no state of round %d, which the server asks for; it has %s",
+            self.name,
+            visit["base"][0],
+            ", ".join(f"round {stamp.round}" for stamp in has) or "none",
+        )
+        return Parcel("lost", {"visit": visit})
+
+    def _problem(self, words: Mapping[str, Any]) -> ModelProblem:
+        told, client, N = words["told"], words["visit"]["client"], words["N"]
+        if self._made is None or self._made[0] != (told, client, N):
+            problem = as_client(self.experiment, self._data(told), _of_model(told), client, N)
+            self._made = (told, client, N), problem
+        return self._made[1]
+
+    def _at(self, run: str) -> Path:
+        """The folder of a run, whose name is letters and digits."""
+        if not run.isalnum():
+            raise InvalidInput(f"a run's name has letters and digits only, got {run!r}")
+        folder = self.folder / run
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def _name(config: Config) -> str:
+    name = config.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidInput(
+            "a node needs a name of its own that stays the same, of letters, digits and _.@-: start it with "
+            f"--node-config 'name=\"hospital-a\"'; got {name!r}"
+        )
+    return name
+
+
+def _of_model(told: Mapping[str, Any]) -> dict[str, int]:
+    return {key: value for key, value in told.items() if key != "labels"}
+
+
+def _plain(words: Mapping[str, Any]) -> str:
+    """The words of a request on which its answer depends."""
+    return json.dumps({k: v for k, v in words.items() if k != "keep"}, sort_keys=True)
+
+
+def _named(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t for name, t in arrays.items() if name.split(".")[0] == prefix}

@@ -1,0 +1,142 @@
+"""The problem as the two sides see it: a node has its own samples and nobody else's, the server has none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undrift.core.algorithm import Exchange
+from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key
+from undrift.core.work import Solver, Work
+from undrift.data.partitions import Parts
+from undrift.data.registry import Data
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.federation import data_of, federation, initial_model
+from undrift.experiments.config.parts import loss_of, told_by
+from undrift.problems.flat import FlatModel
+from undrift.problems.heterogeneity import summary
+from undrift.problems.model import ModelProblem
+
+
+def share(experiment: Experiment, part: int) -> Data:
+    """The samples that client number `part` has in the simulation of an experiment: for trying things out."""
+    problem, whole = federation(experiment, experiment.seeds[0]).problem, data_of(experiment)
+    if not 0 <= part < problem.N:
+        raise InvalidInput(f"part must be from 0 to {problem.N - 1}, got {part}")
+    mine = problem.samples(part)
+    samples = problem.X[mine], problem.Y[mine]
+    return Data(whole.name, samples, None, classes=whole.classes, prepare=whole.prepare)
+
+
+def as_client(
+    experiment: Experiment, data: Data, told: Mapping[str, int], client: int, N: int
+) -> ModelProblem:
+    """A node's problem.  It has its samples as client so-and-so of N, so that it draws the minibatches of that one."""
+    n = len(data.train[0])
+    sizes = np.zeros(N, dtype=np.int64)
+    sizes[client] = n
+    return ModelProblem(
+        FlatModel(initial_model(experiment, experiment.seeds[0], told)),
+        loss_of(data),
+        *data.train,
+        Parts(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
+        None,
+        np.full(N, 1 / N),
+        data.prepare,
+        None,
+        ("test",),
+        None,
+    )
+
+
+def of_server(experiment: Experiment) -> tuple[ModelProblem, dict[str, Any]]:
+    """The server's own problem, for its model and its test samples; and what the model was told by the data."""
+    if experiment.evaluation.figures != ["test"]:
+        raise InvalidInput(
+            f"evaluation.figures = {experiment.evaluation.figures}: the server of a deployed run has no client's "
+            'samples, so figures = ["test"] is all it can record'
+        )
+    alone = type(experiment.clients)(partition="iid", number=1, seed=experiment.clients.seed)
+    made = federation(experiment.model_copy(update={"clients": alone}), experiment.seeds[0])
+    data = data_of(experiment)
+    return made.problem, {**told_by(data), "labels": data.classes}
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The federation as the server knows it: what nodes reported of themselves, and a model to evaluate."""
+
+    own: ModelProblem
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    weights: np.ndarray
+
+    @staticmethod
+    def of(own: ModelProblem, samples: Mapping[str, int], weights: str) -> "Reported":
+        """Clients are numbered in the order of their names."""
+        names = tuple(sorted(samples))
+        sizes = tuple(samples[name] for name in names)
+        n = np.array(sizes)
+        p = n / n.sum() if weights == "samples" else np.full(len(n), 1 / len(n))
+        return Reported(own, names, sizes, p)
+
+    @property
+    def N(self) -> int:
+        return len(self.names)
+
+    @property
+    def x0(self) -> Tensor:
+        return self.own.x0
+
+    @property
+    def flat(self) -> FlatModel:
+        return self.own.flat
+
+    def steps_per_epoch(self, client: int, batch: int | None) -> int:
+        return 1 if batch is None else -(-self.sizes[client] // batch)
+
+    def evaluate(self, x: Tensor) -> dict[str, float]:
+        return self.own.evaluate(x)
+
+    def draw(self, *_: Any) -> Any:
+        raise RuntimeError("the server of a deployed run has no client's samples")
+
+    grad = full_grad = draw
+
+    def summary(self) -> dict[str, Any]:
+        """What the federation is made of, as far as it is known here."""
+        sizes = np.array(self.sizes)
+        parts = Parts(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
+        about = {"clients": self.N, "samples": int(sizes.sum()), "names": list(self.names)}
+        model = {"inputs": list(self.own.X.shape[1:]), "parameters": self.x0.numel()}
+        return about | model | summary(parts, None)
+
+
+class Hollow:
+    """A problem without data, on which all gradients are zero: what a visit answers has the form of any answer."""
+
+    def __init__(self, x0: Tensor):
+        self.x0 = x0
+
+    def draw(
+        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
+    ) -> None:
+        return None
+
+    def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:
+        return torch.zeros_like(y)
+
+    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
+        return torch.zeros_like(y)
+
+
+@torch.no_grad()
+def form_of_answer(exchange: Exchange, down: Any, client: Any, solver: Solver, x: Tensor) -> Any:
+    """An Up of the form that clients must answer with."""
+    problem: Any = Hollow(x)
+    up, _ = exchange.local(down, client, Work(problem, solver, [0], [1], Key(0, 1), single=True))
+    return up

@@ -1,0 +1,177 @@
+"""What `undrift deploy init` writes: a Flower app in a folder, and a page with the commands that bring it to life."""
+
+import re
+import shutil
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import tomli_w
+
+from undrift import __version__
+from undrift.core.errors import InvalidInput
+from undrift.deploy.node import NAME
+from undrift.deploy.serving import single
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.toml import as_toml
+
+APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
+
+SERVER = '''"""The server's half of the app."""
+
+from pathlib import Path
+
+from undrift.experiments.config import read
+from undrift.deploy import server_app
+
+app = server_app(read(Path(__file__).with_name("experiment.toml")))
+'''
+
+CLIENT = '''"""A node's half of the app."""
+
+from pathlib import Path
+
+from undrift.experiments.config import read
+from undrift.deploy import client_app, share
+
+
+def data(node):
+    """This node's samples, (inputs, targets); `node` is what it was started with, --node-config."""
+    return share(experiment, node["part"])  # for trying: replace by what reads your own
+
+
+experiment = read(Path(__file__).with_name("experiment.toml"))
+app = client_app(experiment, data)
+'''
+
+
+def write_app(
+    folder: Path, experiment: Experiment, clients: tuple[str, ...], host: str
+) -> list[Path]:
+    """Write a Flower app for an experiment of one method and one seed; the files that were written."""
+    experiment, name = single(experiment), folder.resolve().name
+    if not APP.fullmatch(name):
+        raise InvalidInput(
+            f"Flower names an app by its folder, with a letter first, then at most 31 letters, digits and hyphens; got {name!r}"
+        )
+    for client in clients:
+        if not NAME.fullmatch(client):
+            raise InvalidInput(f"a client's name has letters, digits and _.@-, got {client!r}")
+    number = experiment.clients.number
+    if clients and number is not None and len(clients) != number:
+        raise InvalidInput(
+            f"the experiment has {number} clients, {len(clients)} are named: --set clients.number={len(clients)} "
+            "makes it as many"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput(f"{folder} exists and is not empty: choose another folder")
+    inside = folder / "app"
+    inside.mkdir(parents=True, exist_ok=True)
+    files = {
+        folder / "pyproject.toml": _project(name, clients),
+        folder / "README.md": _page(name, clients, host, experiment),
+        folder / "LICENSE": _license(),
+        folder / ".gitignore": "keys/\nruns/\nstates/\n",
+        inside / "__init__.py": "",
+        inside / "server_app.py": SERVER,
+        inside / "client_app.py": CLIENT,
+        inside / "experiment.toml": as_toml(_moved(experiment, inside)),
+    }
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    return list(files)
+
+
+def _moved(experiment: Experiment, folder: Path) -> Experiment:
+    """The experiment with the user's own files beside it, and without what describes simulated machines."""
+    for file in experiment.use:
+        shutil.copy(file, folder)
+    own = [Path(file).name for file in experiment.use]
+    if len(set(own)) < len(own):
+        raise InvalidInput(f"use: two files have one name, {', '.join(sorted(own))}: rename one")
+    return experiment.model_copy(update={"use": own, "population": None, "engine": "auto"})
+
+
+def _project(name: str, clients: tuple[str, ...]) -> str:
+    return tomli_w.dumps(
+        {
+            "project": {
+                "name": name,
+                "version": "1.0.0",
+                "description": "A federated run with undrift",
+                "license": {"file": "LICENSE"},
+                "dependencies": ["flwr>=1.41,<1.42", f"undrift[flower]=={__version__}"],
+            },
+            "tool": {
+                "flwr": {
+                    "app": {
+                        "publisher": "undrift",
+                        "fab-format-version": 1,
+                        "flwr-version-target": "1.41.0",
+                        "fab-include": [
+                            "LICENSE",
+                            "app/**",
+                        ],  # not the keys, states and runs beside it
+                        "components": {
+                            "serverapp": "app.server_app:app",
+                            "clientapp": "app.client_app:app",
+                        },
+                        "config": {
+                            "run-dir": f"runs/{name}",
+                            "clients": ",".join(clients),
+                            "wait": 600.0,
+                            "again": 300.0,
+                            "norm-bound": 0.0,
+                            "bad-replies": 3,
+                            "poll": 1.0,
+                        },
+                    }
+                }
+            },
+        }
+    )
+
+
+def _license() -> str:
+    """A license that the user may replace by their own: Flower demands one."""
+    return (
+        "Copyright: the author of this app.  All rights reserved.\n\n"
+        "Replace this text by the license under which you give the app to the people who run nodes.\n"
+    )
+
+
+def _page(name: str, clients: tuple[str, ...], host: str, experiment: Experiment) -> str:
+    text = resources.files("undrift.deploy").joinpath("page.md").read_text(encoding="utf-8")
+    some = clients or tuple(f"client-{i}" for i in range(min(experiment.clients.number or 2, 2)))
+    nodes = "\n".join(
+        Template(NODE).substitute(name=client, host=host, part=i, port=PORT + i)
+        for i, client in enumerate(some)
+    )
+    keys = "\n".join(
+        f"undrift deploy key keys/{client}      # on the machine of {client}" for client in some
+    )
+    register = "\n".join(
+        f"flwr supernode register keys/{client}.pub {name} --name {client}" for client in some
+    )
+    return Template(text).substitute(
+        name=name,
+        host=host,
+        nodes=nodes,
+        keys=keys,
+        register=register,
+        first=some[0],
+        label=experiment.labels[0],
+    )
+
+
+PORT = 9094  # a node's own, for its ClientApps; on one machine each needs another
+
+NODE = """
+On the machine of $name:
+
+```sh
+export FLWR_TELEMETRY_ENABLED=0
+flower-supernode --superlink $host:8000 --root-certificates keys/ca.crt \\
+    --auth-supernode-private-key keys/$name --port $port \\
+    --node-config 'name="$name" state="states" part=$part'
+```"""

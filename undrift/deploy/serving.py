@@ -1,0 +1,215 @@
+"""A deployed run from its first contact to its last round, in a run directory as a simulation's."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+
+from undrift.core.algorithm import Vec
+from undrift.core.errors import InvalidInput
+from undrift.deploy.buffered import Buffered
+from undrift.deploy.checks import check_kind_of_method
+from undrift.deploy.compatibility import facts_of
+from undrift.deploy.faults import Faults
+from undrift.deploy.fleet import Fleet, Link
+from undrift.deploy.messages import NEVER, Held
+from undrift.deploy.problems import Reported, of_server
+from undrift.deploy.server import Server
+from undrift.deploy.settings import Deployment
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.toml import as_words
+from undrift.experiments.runs.checkpoint import Checkpoints
+from undrift.experiments.runs.directory import (
+    EXPERIMENT,
+    FEDERATION,
+    RunDirectory,
+    create,
+    figures_of,
+    opened,
+    rewritten,
+)
+from undrift.experiments.runs.files import Lines, lock, read_json, write_json
+from undrift.experiments.runs.recorded import Settings, recorded
+from undrift.simulation.asynchronous.policies import Buffer, Synchronous
+from undrift.simulation.asynchronous.population import Population
+from undrift.simulation.checks import check_first_records, check_fit, check_timed
+from undrift.simulation.driver import Round
+from undrift.simulation.engines import Choice
+from undrift.simulation.transport import Plan
+
+log = logging.getLogger("undrift")
+
+DEPLOYMENT = "deployment.json"
+WIRE = "wire.jsonl"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A method whose clients' states are elsewhere: the server remembers only which ones they have."""
+
+    method: Any
+
+    def server(self, x: Vec) -> Any:
+        return self.method.server(x)
+
+    def client(self, x: Vec) -> Held:
+        return Held.of(NEVER, x)
+
+    def send(self, server: Any) -> Any:
+        return self.method.send(server)
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        raise RuntimeError("the clients of a deployed run are on their own nodes")
+
+    def update(self, server: Any, mean: Any, cohort: Any) -> Any:
+        return self.method.update(server, mean, cohort)
+
+
+def serve(experiment: Experiment, link: Link, settings: Deployment) -> Iterator[Round]:
+    """Every round of a deployed run, recorded; one that is in the directory already is gone on with."""
+    experiment = single(experiment)
+    folder = Path(settings.run_dir).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    held = lock(folder)
+    try:
+        yield from _serve(experiment, link, settings, folder)
+    finally:
+        held.release()
+
+
+def single(experiment: Experiment) -> Experiment:
+    """The one run of an experiment that is to be deployed."""
+    if len(experiment.runs()) != 1:
+        raise InvalidInput(
+            f"one method and one seed can be deployed at a time, the experiment has {', '.join(experiment.labels)} "
+            f"with seeds {experiment.seeds}: choose with `undrift deploy init --method LABEL --seed N`"
+        )
+    return experiment.single(*experiment.runs()[0])
+
+
+def _serve(
+    experiment: Experiment, link: Link, settings: Deployment, folder: Path
+) -> Iterator[Round]:
+    own, told = of_server(experiment)
+    directory = _directory(folder, experiment)
+    known = read_json(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
+    fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
+    count = _count(experiment, settings, known)
+    samples = fleet.first_contact(count, known and known["clients"])
+    if known is None:
+        known = {"run": token_hex(8), "clients": samples}
+        write_json(folder / DEPLOYMENT, known)
+    problem = Reported.of(own, samples, experiment.clients.weights)
+    if not (folder / FEDERATION).exists():
+        write_json(folder / FEDERATION, {**problem.summary(), "checksums": {}})
+    faults = Faults(folder, problem.names, settings.bad_replies)
+    wire = _Wire(folder / WIRE, link)
+    try:
+        server = _server(experiment, problem, fleet, faults, known["run"], folder)
+        kept = _kept(directory.experiment(), problem, server.plan)
+        log.info("%d clients: %s", problem.N, ", ".join(problem.names))
+        for r in recorded(
+            folder, kept, play=lambda s: server.rounds(s, kept.rounds, kept.evaluate_every)
+        ):
+            wire.add(r.round)
+            figures = ", ".join(f"{k} {v:.4g}" for k, v in figures_of(r).items() if v is not None)
+            log.info("round %d of %d: %s", r.round, kept.rounds, figures or "done")
+            yield r
+        log.info("the run is in %s: undrift report %s", folder, folder)
+    finally:
+        wire.close()
+        faults.close()
+
+
+def _directory(folder: Path, experiment: Experiment) -> RunDirectory:
+    """The run's directory, made or found; another experiment than the one that is there is refused, but for rounds."""
+    if not (folder / EXPERIMENT).exists():
+        return create(folder, experiment, {"seeds": experiment.seeds, "deployed": True})
+    directory = opened(folder)
+    before = directory.experiment()
+    same = before.model_copy(update={"rounds": experiment.rounds})
+    if as_words(same) != as_words(experiment) or experiment.rounds < before.rounds:
+        raise InvalidInput(
+            f"{folder} holds a run of another experiment: choose another run-dir, or give back {folder / EXPERIMENT}"
+        )
+    if experiment.rounds > before.rounds:
+        rewritten(directory, experiment)
+    return directory
+
+
+def _count(experiment: Experiment, settings: Deployment, known: Mapping[str, Any] | None) -> int:
+    """How many clients there are to be."""
+    names = len(known["clients"]) if known else len(settings.names)
+    number = experiment.clients.number
+    if names and number is not None and names != number:
+        raise InvalidInput(
+            f"the experiment has {number} clients, the deployment names {names}: they must be as many"
+        )
+    if not names and number is None:
+        raise InvalidInput("name the nodes that take part in clients, e.g. 'hospital-a,hospital-b'")
+    return names or int(number or 0)
+
+
+def _server(
+    experiment: Experiment,
+    problem: Reported,
+    fleet: Fleet,
+    faults: Faults,
+    run: str,
+    folder: Path,
+) -> Server:
+    """What carries out the rounds; what cannot be is refused."""
+    (label,), (seed,) = experiment.labels, experiment.seeds
+    method, local = experiment.methods[label].make(), experiment.local_of(label)
+    participation = experiment.participation.make()
+    policy = experiment.server.make() if experiment.server else Synchronous()
+    anyone: Any = problem
+    check_fit(method, anyone, experiment.rounds, participation, local)
+    check_timed(method, anyone, experiment.rounds, local, Population(), policy, seed)
+    check_first_records(method, method.server(problem.x0))
+    check_kind_of_method(method)
+    largest = float(np.max(problem.weights))
+    plan = Plan(method, anyone, participation, local, Choice("sequential"), seed, largest)
+    checkpoints = Checkpoints(folder / "checkpoints")
+
+    def oldest() -> int | None:
+        return min(checkpoints.rounds(), default=None)
+
+    make = Buffered if isinstance(policy, Buffer) else Server
+    return make(plan, fleet, policy, faults, run, oldest)
+
+
+def _kept(experiment: Experiment, problem: Reported, plan: Plan) -> Settings:
+    """How the run is recorded: as a simulation's, with a checkpoint after every round."""
+    anyone: Any = problem
+    return Settings(
+        Remote(plan.algorithm),
+        anyone,
+        experiment.rounds,
+        plan.participation,
+        plan.local,
+        seed=plan.seed,
+        evaluate_every=experiment.evaluation.every,
+        checkpoint_every=1,
+    )
+
+
+class _Wire:
+    """A line a round: the bytes that the carrier itself has counted, of all messages whatever became of them."""
+
+    def __init__(self, path: Path, link: Link):
+        path.touch()
+        self.lines, self.link = Lines(path, path.stat().st_size), link
+        self.sent, self.received = link.sent, link.received
+
+    def add(self, round: int) -> None:
+        sent, received = self.link.sent - self.sent, self.link.received - self.received
+        self.sent, self.received = self.link.sent, self.link.received
+        self.lines.add({"round": round, "sent": sent, "received": received})
+
+    def close(self) -> None:
+        self.lines.close()

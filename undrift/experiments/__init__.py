@@ -1,0 +1,1 @@
+"""Experiments: one configuration, run directories and checkpoints, sweeps, recipes, reports."""

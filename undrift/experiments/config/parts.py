@@ -1,0 +1,199 @@
+"""The things an experiment names: data, partitions, models, participation, methods."""
+
+import runpy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from undrift import models
+from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import METHODS, made, method
+from undrift.data import partitions as partition
+from undrift.data.registry import Data, load
+from undrift.models import MODELS
+from undrift.simulation.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
+
+PARTITIONS: dict[str, Callable[..., Any]] = {
+    "iid": partition.IID,
+    "dirichlet": partition.Dirichlet,
+    "class-dirichlet": partition.ClassDirichlet,
+    "shards": partition.Shards,
+    "classes-per-client": partition.ClassesPerClient,
+    "similarity": partition.Similarity,
+    "quantity-skew": partition.QuantitySkew,
+    "feature-skew": partition.FeatureSkew,
+    "natural": partition.Natural,
+}
+
+SCHEMES: dict[str, Callable[..., Any]] = {
+    "everyone": Everyone,
+    "uniform": Uniform,
+    "cyclic": Cyclic,
+    "weighted": Weighted,
+    "bernoulli": Bernoulli,
+    "fixed": Fixed,
+}
+
+# Of the data sets that come with the package; others get a perceptron.
+DEFAULT_MODELS: dict[str, dict[str, Any]] = {
+    "cifar10": {"name": "lenet"},
+    "cifar100": {"name": "lenet"},
+    "shakespeare": {"name": "char_lstm"},
+    "tinyshakespeare": {"name": "char_lstm"},
+    "stackoverflow": {"name": "stackoverflow_lstm"},
+    "gldv2": {"name": "mobilenet_v2"},
+    "inaturalist": {"name": "mobilenet_v2"},
+    "digits": {"name": "mlp", "hidden": [64]},
+    "synthetic": {"name": "logistic"},
+    "heart": {"name": "logistic"},
+    "adult": {"name": "logistic"},
+    "a9a": {"name": "logistic"},
+    "w8a": {"name": "logistic"},
+    "mushrooms": {"name": "logistic"},
+    "parkinsons": {"name": "mlp", "hidden": [64]},
+}
+
+
+def default_model(data: str) -> dict[str, Any]:
+    """The model of an experiment that names none."""
+    return DEFAULT_MODELS.get(data, {"name": "mlp", "hidden": [200]})
+
+
+def clients_of(name: str, number: int | None, parameters: Mapping[str, Any]) -> Any:
+    """A partition; `number` is what the classes call N."""
+    make = PARTITIONS[name]
+    takes_number = "N" in signature(make).parameters
+    if number is not None and not takes_number:
+        raise InvalidInput(f"{name}: the data say how many clients there are, leave out number")
+    _check_words(name, make, parameters, N="number")
+    if number is None and takes_number:
+        raise InvalidInput(f"{name}: say how many clients, e.g. number = 100")
+    return made(name, make, {**({"N": number} if takes_number else {}), **parameters})
+
+
+def scheme_of(name: str, per_round: int | None, parameters: Mapping[str, Any]) -> Any:
+    """A participation; `per_round` is what the classes call S."""
+    make = SCHEMES[name]
+    takes_number = "S" in signature(make).parameters
+    if per_round is not None and not takes_number:
+        raise InvalidInput(f"{name} participation has no per_round, leave it out")
+    _check_words(name, make, parameters, S="per_round")
+    if per_round is None and takes_number:
+        raise InvalidInput(f"{name} participation needs per_round, the number of clients a round")
+    return made(name, make, {**({"S": per_round} if takes_number else {}), **parameters})
+
+
+def _check_words(
+    name: str, make: Callable[..., Any], parameters: Mapping[str, Any], **renamed: str
+) -> None:
+    """Refuse a word that is not known, in the words of an experiment: `renamed` says what classes call otherwise."""
+    allowed = [renamed.get(word, word) for word in signature(make).parameters]
+    for word in parameters if allowed else ():
+        if word not in allowed:
+            raise unknown(f"parameter of {name}:", word, allowed)
+
+
+def method_of(name: str, parameters: Mapping[str, Any]) -> Any:
+    """A method; lists are tuples to it, and a parameter that names a method is one (autonomous-fedgm's schedule)."""
+
+    def value(given: Any) -> Any:
+        if isinstance(given, dict) and given.get("name") in METHODS:
+            return method_of(given["name"], {k: v for k, v in given.items() if k != "name"})
+        return tuple(value(each) for each in given) if isinstance(given, list) else given
+
+    return method(name, **{key: value(given) for key, given in parameters.items()})
+
+
+# models
+
+
+def model_maker(
+    name: str, parameters: Mapping[str, Any]
+) -> Callable[[Mapping[str, int]], nn.Module]:
+    """What makes the model once the data have told what they tell."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    make = makers()[name]
+    allowed = signature(make).parameters
+    if any(p.kind is Parameter.VAR_POSITIONAL for p in allowed.values()):
+        raise InvalidInput(f"model {name}: its parameters must have names, not *{list(allowed)[0]}")
+    for key in parameters:
+        if key not in allowed:
+            raise unknown(f"parameter of {name}:", key, allowed)
+
+    def with_data(told: Mapping[str, int]) -> nn.Module:
+        needed = {key: value for key, value in told.items() if key in allowed}
+        try:
+            return made(name, make, {**needed, **parameters})
+        except (TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            words = ", ".join(f"{key} = {value}" for key, value in parameters.items())
+            raise InvalidInput(
+                f"model {name} cannot be made with {words or 'these data'}: {error}"
+            ) from error
+
+    return with_data
+
+
+def makers() -> dict[str, Callable[..., nn.Module]]:
+    """The models that experiments know, by name."""
+    return MODELS | {"mlp": perceptron}
+
+
+def perceptron(inputs: int, classes: int, hidden: Sequence[int] = (200,)) -> nn.Module:
+    """Linear layers of these hidden widths with ReLU in between, on flattened inputs."""
+    return models.mlp(inputs, *hidden, classes)
+
+
+def told_by(data: Data) -> dict[str, int]:
+    """What data tell a model: inputs, classes; channels and size of images."""
+    sample = data.train[0][:1]
+    prepared = sample if data.prepare is None else data.prepare(sample)
+    targets = data.train[1]
+    outputs = data.classes or (targets.shape[1] if targets.dim() > 1 else 1)
+    told = {"inputs": prepared[0].numel(), "classes": outputs}
+    if prepared.dim() == 4:
+        told |= {"channels": prepared.shape[1], "size": prepared.shape[2]}
+    return told
+
+
+def loss_of(data: Data) -> Callable[[Any, Tensor], Tensor]:
+    """Cross entropy for classes, squared error for numbers."""
+    if data.classes is not None:
+        return F.cross_entropy
+    return lambda output, target: F.mse_loss(output.reshape(target.shape), target)
+
+
+# things of one's own
+
+
+@cache
+def _executed(path: Path) -> None:
+    """Run a file once; its decorators register what is in it."""
+    runpy.run_path(str(path))
+
+
+def registered(files: Sequence[str]) -> None:
+    """Run Python files that register methods, data sets and models."""
+    for file in files:
+        path = Path(file).resolve()
+        if not path.is_file():
+            raise InvalidInput(f"use: {file} is not a file")
+        try:
+            _executed(path)
+        except InvalidInput:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"use: {file} failed: {type(error).__name__}: {error}") from error
+
+
+@cache
+def loaded(name: str, options: tuple[tuple[str, Any], ...]) -> Data:
+    """A data set, read once for all runs of an experiment."""
+    return load(name, **dict(options))

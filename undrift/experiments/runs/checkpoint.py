@@ -1,0 +1,286 @@
+"""Checkpoints: everything a run needs to go on with the same bits.
+
+    checkpoints/00000020.json             what the checkpoint is made of; written last, so if it is there the rest is
+    checkpoints/00000020.safetensors      the server's state and the best model
+    checkpoints/clients-00000020-0.safetensors   the states of the clients that changed since the checkpoint before
+
+A checkpoint names the client files it needs, oldest first; a later row of a client replaces an earlier one.  So the cost
+of a checkpoint grows with the clients that took part, not with those that have been seen.  When old rows are most of what
+is stored, all states are written anew.  The last two checkpoints are kept.  Files are written by a thread beside the run.
+"""
+
+import json
+import logging
+import shlex
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from undrift.core.errors import InvalidInput
+from undrift.core.records import rebuild, tensors
+from undrift.experiments.runs.files import Draft, synced, write_aside
+from undrift.experiments.runs.tree import kinds_of, put_together, taken_apart
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.driver import Best, State
+
+log = logging.getLogger("undrift")
+
+KEPT = 2
+CLIENTS_A_FILE = 64 * 2**20  # bytes of rows in one file, so that reading stays within memory
+FILES_AT_ONCE = 4  # held in memory while they are written
+FORMAT = 1
+
+
+class Unusable(Exception):
+    """A checkpoint that is cut short, damaged or of something else."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds."""
+
+    state: State
+    best: Best | None
+    marks: dict[str, dict[str, int]]  # how much had been recorded, by file
+    files: "list[ClientFile]"
+
+
+@dataclass(frozen=True)
+class ClientFile:
+    """States of some clients on disk."""
+
+    name: str
+    clients: int
+    bytes: int
+    crc32: int
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[list[ClientFile]] | None = None
+        self._files: list[ClientFile] = []
+        self._drafts = [Draft() for _ in range(FILES_AT_ONCE + 2)]
+
+    # writing
+
+    def save(
+        self, state: State, best: Best | None, marks: dict[str, dict[str, int]], wait: bool = False
+    ) -> bool:
+        """Write a checkpoint; left out if the one before is still being written, unless `wait`."""
+        if self._pending is not None and not self._pending.done() and not wait:
+            return False
+        self.finish()
+        self.folder.mkdir(exist_ok=True)
+        self._pending = self._writer.submit(self._prepared(state, best, marks))
+        if wait:
+            self.finish()
+        return True
+
+    def finish(self) -> None:
+        """Wait for what is being written; an error there is raised here, and then nothing more may be written."""
+        if self._pending is not None:
+            self._files = self._pending.result()
+            self._pending = None
+
+    def adopt(self, saved: Saved) -> None:
+        """Go on from this checkpoint."""
+        self._files = saved.files
+
+    def close(self) -> None:
+        self._writer.shutdown()
+
+    def _prepared(
+        self, state: State, best: Best | None, marks: dict[str, dict[str, int]]
+    ) -> Callable[[], list[ClientFile]]:
+        """All that must not change while it is written, and what writes it."""
+        found: dict[str, Tensor] = {}
+        shape = taken_apart(state.server, found, "server")
+        flight = taken_apart(state.settled().flight, found, "flight")
+        about_best = None
+        if best is not None:
+            found["best.x"] = best.x
+            about_best = {"round": best.round, "value": best.value}
+        name = f"{state.round:08d}"
+        changed = state.clients.changed()
+        anew = sum(f.clients for f in self._files) + len(changed) > 2 * len(state.clients) + 100
+        groups = _batches(state.clients, state.clients.seen() if anew else changed)
+        files = [] if anew else list(self._files)
+        main, spare, *drafts = self._drafts
+        here, beyond = groups[:FILES_AT_ONCE], groups[FILES_AT_ONCE:]
+        for j, ids in enumerate(beyond, len(here)):  # written now: memory may not hold them all
+            _lay_out(spare, state.clients, ids)
+            files.append(self._write_clients(f"{name}-{j}", spare, len(ids)))
+        # Copied here, not by the thread that writes: torch would give it a pool of threads of its own, and with more
+        # threads than cores every parallel loop of the run itself becomes slower.
+        for draft, ids in zip(drafts, here, strict=False):
+            _lay_out(draft, state.clients, ids)
+        main.fill({key: value.detach() for key, value in found.items()})
+        record = {
+            "format": FORMAT,
+            "round": state.round,
+            "server": shape,
+            "flight": flight,
+            "best": about_best,
+            "recorded": marks,
+        }
+
+        def write() -> list[ClientFile]:
+            for j, (draft, ids) in enumerate(zip(drafts, here, strict=False)):
+                files.append(self._write_clients(f"{name}-{j}", draft, len(ids)))
+            size, crc = main.write(self.folder / f"{name}.safetensors")
+            whole = {**record, "bytes": size, "crc32": crc, "clients": [vars(f) for f in files]}
+            content = json.dumps(whole, sort_keys=True).encode()
+            signed = json.dumps({**whole, "check": zlib.crc32(content)}, sort_keys=True)
+            for recorded in marks:  # lines that the checkpoint counts on are on the disk before it
+                synced(self.folder.parent / recorded)
+            write_aside(self.folder / f"{name}.json", signed.encode())
+            self._forget_old()
+            return files
+
+        return write
+
+    def _write_clients(self, name: str, draft: Draft, count: int) -> ClientFile:
+        file = f"clients-{name}.safetensors"
+        return ClientFile(file, count, *draft.write(self.folder / file))
+
+    def _forget_old(self) -> None:
+        """Keep the last two checkpoints and what they need."""
+        numbers = sorted(self.folder.glob("[0-9]*.json"))
+        needed: set[str] = set()
+        for path in numbers[-KEPT:]:
+            needed |= {path.name, f"{path.stem}.safetensors"}
+            needed |= {file["name"] for file in json.loads(path.read_bytes())["clients"]}
+        for path in self.folder.iterdir():
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def forget_after(self, round: int) -> None:
+        """Remove checkpoints later than a round, which could not be used."""
+        for later in self.rounds():
+            if later > round:
+                (self.folder / f"{later:08d}.json").unlink(missing_ok=True)
+
+    # reading
+
+    def rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, the newest first."""
+        found = sorted(self.folder.glob("[0-9]*.json"), reverse=True)
+        return [int(path.stem) for path in found if path.stem.isdigit()]
+
+    def read(self, round: int, fresh: State) -> Saved:
+        """A checkpoint, if it is whole and fits a run that begins with the state `fresh`; else Unusable."""
+        record = self._record(round)
+        try:
+            content = self._content(f"{round:08d}.safetensors", record["bytes"], record["crc32"])
+            kinds = kinds_of([fresh.server, fresh.flight])
+            server = put_together(record["server"], content, kinds)
+            flight = put_together(record["flight"], content, kinds)
+            server_x = server.x
+            files = [ClientFile(**file) for file in record["clients"]]
+            for file in files:
+                rows = self._content(file.name, file.bytes, file.crc32)
+                ids = rows.pop("clients").tolist()
+                fresh.clients.scatter(ids, _record(fresh.clients, rows))
+            best = record["best"]
+            kept = None if best is None else Best(best["round"], best["value"], content["best.x"])
+            marks = record["recorded"]
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise Unusable(f"it does not fit ({error})") from error
+        if server_x.shape != fresh.server.x.shape or server_x.dtype != fresh.server.x.dtype:
+            raise Unusable("it is of another model")
+        fresh.clients.changed()
+        fresh.clients.round = round
+        return Saved(State(round, server, fresh.clients, flight), kept, marks, files)
+
+    def _record(self, round: int) -> dict[str, Any]:
+        path = self.folder / f"{round:08d}.json"
+        try:
+            record = json.loads(path.read_bytes())
+            check = record.pop("check")
+            content = json.dumps(record, sort_keys=True).encode()
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise Unusable(f"{path.name} cannot be read ({error})") from error
+        if zlib.crc32(content) != check:
+            raise Unusable(f"{path.name} is damaged")
+        if record.get("format") != FORMAT:
+            raise Unusable(f"{path.name} was written by another version of undrift")
+        return record
+
+    def _content(self, name: str, size: int, crc: int) -> dict[str, Tensor]:
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise Unusable(f"{name} cannot be read ({error.strerror})") from error
+        if len(data) != size:
+            raise Unusable(f"{name} is cut short: {len(data)} of {size} bytes")
+        if zlib.crc32(data) != crc:
+            raise Unusable(f"{name} is damaged: its checksum is not what was written")
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise Unusable(f"{name} is damaged ({error})") from error
+
+
+def newest(
+    checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool]
+) -> Saved | None:
+    """The newest checkpoint that can be used; None if there is none at all.
+
+    Older ones are tried in turn, each failure is said.  If none can be used nothing is touched.
+    """
+    reasons = []
+    for round in checkpoints.rounds():
+        try:
+            saved = checkpoints.read(round, fresh())
+            if usable(saved):
+                checkpoints.adopt(saved)
+                return saved
+            reason = "what was recorded by then is not there any more"
+        except Unusable as error:
+            reason = str(error)
+        reasons.append(f"that of round {round}: {reason}")
+        log.warning("the checkpoint of round %d cannot be used: %s", round, reason)
+    if reasons:
+        raise InvalidInput(
+            f"no checkpoint in {checkpoints.folder} can be used ({'; '.join(reasons)}): "
+            f"start anew with `undrift run {shlex.quote(str(checkpoints.folder.parent))}/experiment.toml --out NEW`"
+        )
+    return None
+
+
+def _batches(clients: ClientStates, ids: Sequence[int]) -> list[Sequence[int]]:
+    """Clients in groups whose rows fit a file."""
+    if not ids:
+        return []
+    row = max(1, clients.row_bytes)
+    each = max(1, CLIENTS_A_FILE // row)
+    return [ids[first : first + each] for first in range(0, len(ids), each)]
+
+
+def _lay_out(draft: Draft, clients: ClientStates, ids: Sequence[int]) -> None:
+    """The file of the states of these clients."""
+    fields = tensors(clients.gather([]))
+    kinds = {f"{f:03d}": (t.dtype, (len(ids), *t.shape[1:])) for f, t in enumerate(fields)}
+    room = draft.lay_out({"clients": (torch.int64, (len(ids),)), **kinds})
+    room["clients"].copy_(torch.tensor(ids))
+    clients.gather_into([room[name] for name in kinds], ids)
+
+
+def _record(clients: ClientStates, rows: dict[str, Tensor]) -> Any:
+    example = clients.gather([])
+    if len(tensors(example)) != len(rows):
+        raise InvalidInput(f"{len(rows)} fields a client, {len(tensors(example))} expected")
+    return rebuild(example, iter([rows[name] for name in sorted(rows)]))

@@ -1,0 +1,218 @@
+"""A run directory: all of a run in one place.
+
+    experiment.toml      the resolved experiment: running it again gives the same figures
+    manifest.json        versions, seeds, machine, command
+    federation.json      clients, samples, labels, parameters; checksums of the data
+    metrics.jsonl        a line a round: the same bytes whenever the run is repeated
+    times.jsonl          a line a round: what the clock said
+    visits.jsonl         in virtual time, the first thousand visits of clients: who did what when
+    checkpoints/         to go on from after an interruption
+    best.safetensors     the best model, model.safetensors the last one, by the names of its parameters
+    result.json          how it ended; only there when it did
+
+A comparison is a directory of such directories, one a method and seed, with its own experiment.toml and manifest.json.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undrift.core.errors import InvalidInput
+from undrift.data.store import checksum
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.toml import as_toml, read
+from undrift.experiments.runs.files import plain, read_json, read_lines, write_aside, write_json
+from undrift.simulation.driver import Round
+
+EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
+METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"
+VISITS = "visits.jsonl"
+LISTED = 1000  # participants of a round that are recorded by number
+OWN = (
+    "round",
+    "participants",
+    "clients",
+    "left_out",
+    "exchanges",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
+    "virtual_seconds",
+    "timing",
+)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """One run on disk, or a comparison of several."""
+
+    path: Path
+
+    @property
+    def experiment_text(self) -> str:
+        return (self.path / EXPERIMENT).read_text(encoding="utf-8")
+
+    def experiment(self) -> Experiment:
+        return read(self.path / EXPERIMENT)
+
+    def manifest(self) -> dict[str, Any]:
+        return read_json(self.path / MANIFEST)
+
+    def result(self) -> dict[str, Any] | None:
+        """How the run ended, None if it has not."""
+        path = self.path / RESULT
+        return read_json(path) if path.exists() else None
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this is a single run, not a comparison."""
+        return (self.path / METRICS).exists()
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The recorded rounds: figures, bytes and `seconds`, a dictionary a round."""
+        lines = list(read_lines(self.path / METRICS))
+        times = [line["seconds"] for line in read_lines(self.path / TIMES)]
+        times += [None] * (len(lines) - len(times))
+        return [{**line, "seconds": s} for line, s in zip(lines, times, strict=False)]
+
+
+def create(path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunDirectory:
+    """A new run directory; one that is there already is never touched, unless it was left half-made."""
+    try:
+        if path.exists() and (not path.is_dir() or _occupied(path)):
+            begun = (path / EXPERIMENT).exists()
+            hint = f"`undrift resume {shlex.quote(str(path))}` goes on with it, " if begun else ""
+            raise InvalidInput(f"{path} exists and is not empty: {hint}--out chooses another place")
+        path.mkdir(parents=True, exist_ok=True)
+        text = as_toml(experiment)
+        own = {file: checksum(Path(file)) for file in experiment.use}
+        write_json(path / MANIFEST, {**manifest(text), "use": own, **about})
+        write_aside(path / EXPERIMENT, text.encode())  # last: with it the directory is made
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be written ({error.strerror}): --out chooses another place"
+        ) from error
+    return RunDirectory(path)
+
+
+def _occupied(path: Path) -> bool:
+    """Whether a directory holds anything but what `create` had begun to write."""
+    begun = {MANIFEST, f".{MANIFEST}.part", f".{EXPERIMENT}.part", ".lock"}
+    return any(entry.name not in begun for entry in path.iterdir())
+
+
+def opened(path: Path) -> RunDirectory:
+    """A run directory that is there, whose experiment is the one it was made with."""
+    if not (path / EXPERIMENT).is_file() or not (path / MANIFEST).is_file():
+        raise InvalidInput(
+            f"{path} is not a run directory: it needs {EXPERIMENT} and {MANIFEST}, which `undrift run` writes"
+        )
+    directory = RunDirectory(path)
+    known = directory.manifest()
+    anew = f"start anew with `undrift run {shlex.quote(str(path / EXPERIMENT))} --out NEW`"
+    if _digest(directory.experiment_text) not in (known.get("experiment"), known.get("next")):
+        raise InvalidInput(
+            f"{path / EXPERIMENT} was changed after the run began: put it back, or {anew}"
+        )
+    for file, digest in known.get("use", {}).items():
+        if not Path(file).is_file() or checksum(Path(file)) != digest:
+            raise InvalidInput(
+                f"{file} was changed after the run in {path} began: put it back, or {anew}"
+            )
+    return directory
+
+
+def rewritten(directory: RunDirectory, experiment: Experiment) -> None:
+    """Give a directory another experiment, one that goes on from what is there."""
+    text, known = as_toml(experiment), directory.manifest()
+    path = directory.path / MANIFEST
+    write_json(
+        path, {**known, "next": _digest(text)}
+    )  # stopped at any moment, one of the two is right
+    write_aside(directory.path / EXPERIMENT, text.encode())
+    (directory.path / RESULT).unlink(missing_ok=True)
+    write_json(path, {**known, "experiment": _digest(text)})
+
+
+def runs_below(path: Path) -> Iterator[RunDirectory]:
+    """Every single run in a directory, itself included."""
+    for found in sorted(path.rglob(EXPERIMENT)):
+        directory = RunDirectory(found.parent)
+        if directory.is_run:
+            yield directory
+
+
+def manifest(experiment_text: str) -> dict[str, Any]:
+    """Where and with what a run is made."""
+    packages = ("undrift", "torch", "numpy", "safetensors", "pydantic", "scikit-learn")
+    return {
+        "experiment": _digest(experiment_text),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+        "machine": {
+            "system": platform.platform(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def _command() -> str:
+    """What was typed, so that it can be typed again."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["undrift" if program == "__main__.py" else program, *sys.argv[1:]])
+
+
+def processor() -> str:
+    """The name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def as_line(r: Round) -> dict[str, Any]:
+    """A round as metrics.jsonl has it: nothing in it depends on the clock."""
+    line: dict[str, Any] = {"round": r.round, "participants": len(r.clients)}
+    if len(r.clients) <= LISTED:
+        line["clients"] = r.clients
+    line |= {"left_out": r.left_out, "exchanges": r.exchanges}
+    line |= {"bytes_down": r.bytes_down, "bytes_up": r.bytes_up}
+    if r.timing is not None:
+        told = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
+        line |= {"virtual_seconds": r.time, "timing": told}
+    return line | figures_of(r)
+
+
+def figures_of(r: Round) -> dict[str, float | None]:
+    """The figures of a round, as JSON has them."""
+    return {name: plain(value) for name, value in r.metrics.items()}
+
+
+def figures(line: Mapping[str, Any]) -> dict[str, float | None]:
+    """The figures of a recorded round, without what every round has."""
+    return {name: value for name, value in line.items() if name not in OWN}
+
+
+def sent_before(path: Path, round: int) -> int:
+    """Bytes sent in the rounds of a run before this one."""
+    lines = read_lines(path / METRICS)
+    return sum(x["bytes_down"] + x["bytes_up"] for x in lines if x["round"] < round)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

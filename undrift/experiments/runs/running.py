@@ -1,0 +1,347 @@
+"""Experiments carried out in run directories: started, gone on with, several at a time."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import torch
+
+from undrift.core.errors import InvalidInput
+from undrift.experiments.config.experiment import EngineSection, Experiment
+from undrift.experiments.config.federation import Federation, federation
+from undrift.experiments.config.virtual import PopulationSection
+from undrift.experiments.runs.directory import (
+    EXPERIMENT,
+    FEDERATION,
+    RunDirectory,
+    create,
+    figures_of,
+    opened,
+    rewritten,
+    sent_before,
+)
+from undrift.experiments.runs.files import lock, read_json, write_json
+from undrift.experiments.runs.loggers import Logs
+from undrift.experiments.runs.recorded import Settings, played, recorded
+from undrift.simulation.asynchronous.engine import visits_by
+from undrift.simulation.client_states import half_of_memory
+from undrift.simulation.engines import choose
+
+log = logging.getLogger("undrift")
+
+STOP = "stop"  # what a worker is told in place of a run
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a run: a round is done, or the run is."""
+
+    run: Path
+    round: int
+    rounds: int
+    figures: dict[str, float | None]
+    bytes: int  # sent so far, down and up
+    finished: bool = False
+    stopped: str | None = None
+    error: str | None = None
+
+
+def settings_of(experiment: Experiment, made: Federation) -> Settings:
+    """The one run of an experiment that has a single method and a single seed."""
+    (label,), (seed,) = experiment.labels, experiment.seeds
+    return Settings(
+        experiment.methods[label].make(),
+        made.problem,
+        experiment.rounds,
+        experiment.participation.make(),
+        experiment.local_of(label),
+        engine=experiment.engine_choice,
+        seed=seed,
+        evaluate_every=experiment.evaluation.every,
+        checkpoint_every=experiment.checkpoint_every,
+        state_memory=experiment.state_memory,
+        population=experiment.population and experiment.population.make(),
+        server=experiment.server and experiment.server.make(),
+    )
+
+
+def prepared(experiment: Experiment, out: Path) -> RunDirectory:
+    """A directory for an experiment; its runs are checked first, so that nothing begins that cannot end."""
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
+    first = experiment.seeds[0]
+    made = federation(experiment, first)
+    for label in experiment.labels:
+        played(settings_of(experiment.single(label, first), made))
+    experiment = _with_engine(experiment, made)
+    if len(experiment.runs()) == 1:
+        experiment = experiment.single(experiment.labels[0], first)
+    return create(out, experiment, {"seeds": experiment.seeds})
+
+
+def _with_engine(experiment: Experiment, made: Federation) -> Experiment:
+    """The experiment with its engine chosen: the choice may depend on how fast the machine is at the moment, so a run
+    that is repeated or resumed must be told."""
+    if not isinstance(experiment.engine, str) and not experiment.on_ray:
+        return experiment
+    engine = experiment.engine_choice
+    if experiment.timed:
+        population = (experiment.population or PopulationSection()).make()
+        engine = visits_by(engine, population, made.problem)
+    choice = choose(
+        made.problem,
+        rounds=experiment.rounds,
+        participation=experiment.participation.make(),
+        local=experiment.local_of(experiment.labels[0]),
+        engine=engine,
+    )
+    words = choice.json()
+    section = EngineSection(name=words.pop("engine"), **words)
+    return experiment.model_copy(update={"engine": section})
+
+
+def extended(directory: RunDirectory, rounds: int) -> RunDirectory:
+    """The same experiment for more rounds: what is done stays, the rest is left to do."""
+    held = lock(directory.path)
+    try:
+        before = directory.experiment()
+        if rounds < before.rounds:
+            raise InvalidInput(
+                f"{directory.path} has {before.rounds} rounds already: --rounds must be more, got {rounds}"
+            )
+        if rounds > before.rounds:
+            rewritten(directory, before.model_copy(update={"rounds": rounds}))
+    finally:
+        held.release()
+    return directory
+
+
+def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
+    """The same experiment with another number of workers, from the next round on."""
+    held = lock(directory.path)
+    try:
+        for path in {directory.path, *members(directory)}:
+            if (path / EXPERIMENT).exists() and RunDirectory(path).result() is None:
+                one = opened(path)
+                experiment = one.experiment()
+                section = _crewed(experiment.engine, workers)
+                rewritten(one, experiment.model_copy(update={"engine": section}))
+    finally:
+        held.release()
+    return directory
+
+
+def _crewed(engine: Any, workers: int) -> EngineSection:
+    if not isinstance(engine, EngineSection) or not (engine.name == "ray" or engine.make().alone):
+        raise InvalidInput(
+            "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"
+        )
+    shards = engine.shards
+    if shards is not None and workers > shards:
+        log.warning(
+            "%d shards for %d workers in place of %d: sums are rounded otherwise from here on",
+            workers,
+            workers,
+            shards,
+        )
+        shards = workers
+    return EngineSection(**{**engine.model_dump(), "workers": workers, "shards": shards})
+
+
+def members(directory: RunDirectory) -> list[Path]:
+    """Where the runs of a directory are: itself if it is of one method and one seed."""
+    experiment = directory.experiment()
+    runs = experiment.runs()
+    if len(runs) == 1:
+        return [directory.path]
+    return [directory.path / label / f"seed-{seed}" for label, seed in runs]
+
+
+def carried_out(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
+    """Do what is left to do of an experiment; `jobs` runs at a time, each in a process of its own if more than one."""
+    held = lock(directory.path)
+    try:
+        experiment = directory.experiment()
+        paths = members(directory)
+        if len(paths) > 1:
+            for path, (label, seed) in zip(paths, experiment.runs(), strict=True):
+                _in_step(path, experiment.single(label, seed))
+        left = [path for path in paths if RunDirectory(path).result() is None]
+        if jobs > 1 and len(left) > 1:
+            yield from _in_processes(left, min(jobs, len(left)), experiment.threads)
+        else:
+            for path in left:
+                yield from one_run(path, held_already=path == directory.path)
+    finally:
+        held.release()
+
+
+def _in_step(path: Path, experiment: Experiment) -> None:
+    """The directory of one run of a comparison: made if it is not there, longer if the comparison has become so."""
+    if not (path / EXPERIMENT).exists():
+        create(path, experiment, {"seeds": experiment.seeds})
+    elif (member := opened(path)).experiment().rounds < experiment.rounds:
+        rewritten(member, experiment)
+
+
+def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Iterator[Update]:
+    """Begin or go on with the run of a directory; `at_a_time` such runs share the machine's memory."""
+    directory = opened(path)
+    held = None if held_already else lock(path)
+    try:
+        experiment = directory.experiment()
+        if experiment.threads is not None:
+            torch.set_num_threads(experiment.threads)
+        made = federation(experiment, experiment.seeds[0])
+        _check_data(directory, made)
+        settings = settings_of(experiment, made)
+        if settings.state_memory is None:
+            settings = replace(settings, state_memory=half_of_memory() // at_a_time)
+        logs = _logs(experiment, path)
+        try:
+            sent = None
+            for r in recorded(path, settings, logs):
+                sent = sent_before(path, r.round) if sent is None else sent
+                sent += r.bytes_down + r.bytes_up
+                yield Update(path, r.round, settings.rounds, figures_of(r), sent)
+        finally:
+            if logs is not None:
+                logs.close()
+        result = directory.result() or {}
+        yield Update(
+            path,
+            result["rounds"],
+            settings.rounds,
+            result["last"],
+            sent_before(path, result["rounds"] + 1),
+            finished=True,
+            stopped=result["stopped"],
+        )
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _logs(experiment: Experiment, path: Path) -> Logs | None:
+    if not experiment.log:
+        return None
+    (label,), (seed,) = experiment.labels, experiment.seeds
+    config = {"seed": seed, "algorithm": label, "data": experiment.data.name}
+    return Logs(experiment.log, path, f"{label} seed {seed}", config)
+
+
+def _check_data(directory: RunDirectory, made: Federation) -> None:
+    """Remember what the federation is made of; refuse other data than those the run began with."""
+    path = directory.path / FEDERATION
+    if not path.exists():
+        write_json(path, {**made.problem.summary(), "checksums": made.checksums})
+        return
+    known = read_json(path)["checksums"]
+    for name in sorted({*known, *made.checksums}):
+        if known.get(name) != made.checksums.get(name):
+            raise InvalidInput(
+                f"the data have changed since the run in {directory.path} began: {name} has another checksum; "
+                "put the old file back, or start a new run"
+            )
+
+
+# several runs at a time
+
+
+@dataclass
+class _Worker:
+    """A process that carries out one run after another."""
+
+    process: subprocess.Popen[str]
+    ready: bool = False  # it has said something
+    run: Path | None = None  # what it is at
+
+    def tell(self, word: str) -> None:
+        with suppress(BrokenPipeError, ValueError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+
+    def listen(self, news: "Queue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+        assert self.process.stdout is not None
+        try:
+            for line in self.process.stdout:
+                news.put((self, json.loads(line)))
+        except ValueError:
+            pass  # closed, or not our words: it has ended for us
+        finally:
+            news.put((self, None))
+
+
+def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iterator[Update]:
+    """Deal runs to worker processes; their news arrive as lines of JSON."""
+    news: Queue[tuple[_Worker, dict[str, Any] | None]] = Queue()
+    workers = [_Worker(_started(threads or 1, jobs)) for _ in range(jobs)]
+    for worker in workers:
+        threading.Thread(target=worker.listen, args=(news,), daemon=True).start()
+    waiting = list(paths)
+    try:
+        for worker in workers:
+            _hand_over(worker, waiting)
+        while any(worker.run for worker in workers):
+            worker, said = news.get()
+            if said is None:
+                if worker.run is not None:
+                    code = worker.process.wait()
+                    raise InvalidInput(f"the process of {worker.run} ended with code {code}")
+                continue
+            worker.ready = True
+            if "run" not in said:
+                continue
+            update = Update(**{**said, "run": Path(said["run"])})
+            if update.finished or update.error:
+                _hand_over(worker, waiting)
+            yield update
+    finally:
+        _stopped(workers)
+
+
+def _started(threads: int, jobs: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
+        [sys.executable, "-m", "undrift.experiments.runs.worker", str(jobs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        start_new_session=True,
+    )
+
+
+def _hand_over(worker: _Worker, waiting: list[Path]) -> None:
+    """Give a worker its next run, if there is one."""
+    worker.run = waiting.pop(0) if waiting else None
+    if worker.run is not None:
+        worker.tell(str(worker.run))
+
+
+def _stopped(workers: Sequence[_Worker]) -> None:
+    """End workers: those that are at a run finish its round and write a checkpoint, those that have not begun are killed."""
+    for worker in workers:
+        if worker.ready:
+            worker.tell(STOP)
+        else:
+            worker.process.kill()
+    for worker in workers:
+        try:
+            worker.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+        for pipe in (worker.process.stdin, worker.process.stdout):
+            with suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()

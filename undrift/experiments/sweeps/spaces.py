@@ -1,0 +1,258 @@
+"""Spaces by name: the papers' own grids in our letters, and two for a first look.
+
+ghbm-lenet, ghbm-resnet20, ghbm-shakespeare, ghbm-stackoverflow: Zaccone et al. 2025, Table 7, its four columns.  In it
+eta is the server's step, 1 being plain averaging, and eta_l the local one:
+
+    eta_l, wd     local.lr, local.weight_decay
+    eta           server_lr of FedAvg, FedProx, Mime; eta_g of SCAFFOLD; eta of GHBM, FedHBM.  Ours of FedDyn and AdaBest
+                  have no such step, as in their papers: it is 1, which is also what the table found best for both.
+    FedAvgM       momentum undampened as PyTorch's (their best eta, 0.1 with beta = 0.9, is 1 dampened):
+                  dampened = false, eta and beta as printed
+    MimeMom       mime with opt = "sgdm".  Theirs is undampened, U = g + beta m; ours is the paper's,
+                  (1 - beta) g + beta m: the same with local.lr = eta_l / (1 - beta), so "lr (1 - beta)" = eta_l
+    MimeLiteMom   mimelite with opt = "sgdm", likewise
+    FedCM         alpha; its server's step is ours with gamma = eta * eta_l * K, so "gamma/(lr K)" = eta
+    GHBM, FedHBM  beta as printed: it multiplies the momentum
+    AdaBest       the table's alpha is mu; beta is not in it and stays what the experiment says
+    FedProx       mu as printed, the whole factor of (y - x)
+
+The batch size, one value a column, is not chosen: set local.batch = 64, 64, 100, 16.
+
+momentum: Cheng et al. 2024, appendix D: eta x beta with gamma = eta K, weight decay 1e-4; beta weighs the fresh gradient.
+fedgm: Sun et al. 2024, section 6.1: eta, beta (dampened), nu; the local step size is not in it and stays as it is.  FedAvg
+is given the same server steps (there FedSGD).
+fednova: Wang et al. 2020, appendix I: eta for every method, mu for proximal local solvers; 0 is FedNova's plain one.
+quick, search: a small grid and a wide range of lr and the method's momentum, for any method.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from undrift.core.errors import unknown
+from undrift.experiments.sweeps.space import (
+    GAMMA,
+    UNDAMPENED,
+    Choice,
+    Range,
+    Row,
+    Space,
+    read_space,
+)
+
+# Table 7 as it is printed: a row a method and parameter, a column a data set and model.
+
+THREE, TWO, FOUR = (1.0, 0.5, 0.1), (1.0, 0.1), (1.0, 0.5, 0.3, 0.1)
+SMALL, SMALL_TWO = (0.1, 0.05, 0.01), (0.1, 0.01)
+STEPS = (THREE, TWO, THREE, THREE)  # eta of most methods
+LOCAL = (SMALL, SMALL_TWO, THREE, FOUR)  # eta_l of most methods
+ALPHA = (
+    (0.1, 0.01, 0.001),
+    (0.1, 0.01, 0.001),
+    (0.1, 0.009, 0.001),
+    (0.1, 0.009, 0.001),
+)
+MOM_STEPS = (THREE, FOUR, THREE, THREE)
+MOM_LOCAL = (SMALL, (0.1, 0.05, 0.03, 0.01), THREE, FOUR)
+TAU = ((5, 10, 20, 40),) * 4
+
+COLUMNS = {
+    "ghbm-lenet": "CIFAR with LeNet; batch 64",
+    "ghbm-resnet20": "CIFAR with ResNet-20; batch 64",
+    "ghbm-shakespeare": "Shakespeare; batch 100",
+    "ghbm-stackoverflow": "Stack Overflow; batch 16",
+}
+DECAY: tuple[Choice, ...] = (
+    (0.001, 0.0008, 0.0004),
+    (0.0001, 0.00001),
+    (0.0, 0.0001, 0.00001),
+    (0.0, 0.0001, 0.00001),
+)
+TABLE_7: dict[str, dict[str, tuple[Any, ...]]] = {
+    "fedavg": {"server_lr": STEPS, "local.lr": LOCAL},
+    "fedprox": {
+        "server_lr": STEPS,
+        "local.lr": LOCAL,
+        "mu": (
+            (0.1, 0.01, 0.001),
+            (0.1, 0.01, 0.001),
+            (0.1, 0.01, 0.001, 0.0001),
+            (0.1, 0.01, 0.001, 0.0001),
+        ),
+    },
+    "scaffold": {"eta_g": STEPS, "local.lr": LOCAL},
+    "feddyn": {"local.lr": LOCAL, "alpha": ALPHA},
+    "adabest": {"local.lr": (SMALL, SMALL, THREE, FOUR), "mu": ALPHA},
+    "mime": {"server_lr": STEPS, "local.lr": LOCAL},
+    "fedavgm": {
+        "eta": STEPS,
+        "local.lr": LOCAL,
+        "beta": ((0.99, 0.9),) * 4,
+        "dampened": ((False,),) * 4,
+    },
+    "mime opt=sgdm": {
+        "server_lr": MOM_STEPS,
+        UNDAMPENED: MOM_LOCAL,
+        "beta": ((0.99, 0.95, 0.9), (0.99, 0.95, 0.9), (0.99, 0.9), (0.99, 0.9)),
+    },
+    "mimelite opt=sgdm": {
+        "server_lr": MOM_STEPS,
+        UNDAMPENED: MOM_LOCAL,
+        "beta": ((0.99, 0.9), (0.99, 0.95, 0.9), (0.99, 0.9), (0.99, 0.9)),
+    },
+    "fedcm": {
+        GAMMA: (THREE, THREE, THREE, None),
+        "local.lr": (THREE, THREE, THREE, None),
+        "alpha": ((0.05, 0.1, 0.5), (0.05, 0.1, 0.5), (0.05, 0.1, 0.5), None),
+    },
+    "ghbm": {
+        "eta": STEPS,
+        "local.lr": (THREE, THREE, THREE, FOUR),
+        "beta": ((0.9,),) * 4,
+        "tau": TAU,
+    },
+    "fedhbm": {"eta": STEPS, "local.lr": LOCAL, "beta": ((1.0, 0.99, 0.9),) * 4},
+}
+
+
+def _row(name: str, choices: dict[str, Any]) -> Row:
+    """A row of "mime opt=sgdm" is of mime, when its opt is sgdm."""
+    method, _, word = name.partition(" ")
+    key, _, value = word.partition("=")
+    return Row(method, choices, {key: value} if word else {})
+
+
+def _rows(table: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
+    return tuple(_row(name, choices) for name, choices in table.items())
+
+
+def _column(number: int, name: str) -> Space:
+    """A column of Table 7; every method has weight decay, and FedAvg's local steps if it has no row."""
+    rows = {
+        method: {path: columns[number] for path, columns in choices.items()}
+        for method, choices in TABLE_7.items()
+        if all(columns[number] is not None for columns in choices.values())
+    }
+    common = {"local.lr": LOCAL[number], "local.weight_decay": DECAY[number]}
+    about = f"Zaccone et al. 2025, Table 7: {COLUMNS[name]}"
+    return Space(name, about, common, _rows(rows))
+
+
+BETA = {"beta": (0.1, 0.2, 0.5, 0.8)}
+MOMENTUM = Space(
+    "momentum",
+    "Cheng et al. 2024, appendix D.1",
+    common={"local.lr": (0.005, 0.01, 0.05, 0.1, 0.5), "local.weight_decay": (1e-4,)},
+    rows=_rows(
+        {
+            name: BETA
+            for name in (
+                "fedavg-m",
+                "scaffold-m",
+                "fedavg-m-vr",
+                "scaffold-m-vr",
+                "mb-storm",
+                "ce-lsgd",
+            )
+        }
+        | {"fedcm": {"alpha": BETA["beta"]}}
+    ),
+)
+
+SERVER = tuple(0.5 * k for k in range(1, 11))  # 0.5, 1.0, ..., 5.0
+DAMPED = (0.7, 0.9, 0.95)
+FEDGM = Space(
+    "fedgm",
+    "Sun et al. 2024, section 6.1; local.lr stays as it is",
+    rows=_rows(
+        {
+            "fedavg": {"server_lr": SERVER},
+            "fedavgm": {"eta": SERVER, "beta": DAMPED, "dampened": (True,)},
+            "fednag": {"eta": SERVER, "beta": DAMPED, "dampened": (True,)},
+            "fedgm": {"eta": SERVER, "beta": DAMPED, "nu": DAMPED},
+        }
+    ),
+)
+
+MU = (0.0005, 0.001, 0.005, 0.01)
+FEDNOVA = Space(
+    "fednova",
+    "Wang et al. 2020, appendix I",
+    common={"local.lr": (0.005, 0.01, 0.02, 0.05, 0.08)},
+    rows=_rows({"fedprox": {"mu": MU}, "fednova": {"mu": (0.0, *MU)}}),
+)
+
+FRESH = (0.1, 0.2, 0.5)  # weight of the fresh gradient
+KEPT = (0.5, 0.9, 0.95)  # of the old average
+QUICK = Space(
+    "quick",
+    "a first look: local.lr, and the method's own momentum",
+    common={"local.lr": (0.01, 0.03, 0.1, 0.3, 1.0)},
+    rows=_rows(
+        {name: {"beta": FRESH} for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr")}
+        | {name: {"beta": FRESH} for name in ("scaffold-m-vr", "mb-storm", "ce-lsgd")}
+        | {name: {"beta": KEPT} for name in ("fedgm", "fedavgm", "fednag")}
+        | {name: {"beta": KEPT} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
+        | {name: {"tau": (5, 10, 20)} for name in ("ghbm", "ghbm-server", "ghbm-theory")}
+        | {name: {"beta": (0.5, 0.9, 1.0)} for name in ("local-ghbm", "fedhbm")}
+        | {name: {"eta": (0.01, 0.03, 0.1)} for name in ("fedadam", "fedyogi", "fedadagrad")}
+        | {
+            "fedcm": {"alpha": FRESH},
+            "stem": {"a": FRESH},
+            "fedprox": {"mu": (0.001, 0.01, 0.1)},
+            "feddyn": {"alpha": (0.01, 0.1, 1.0)},
+        }
+    ),
+)
+
+FRESH_RANGE, KEPT_RANGE = Range(0.02, 1.0, log=True), Range(0.3, 0.99)
+SEARCH = Space(
+    "search",
+    "wide ranges of local.lr and the method's own momentum, for random and tpe",
+    common={"local.lr": Range(0.001, 3.0, log=True)},
+    rows=_rows(
+        {name: {"beta": FRESH_RANGE} for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr")}
+        | {name: {"beta": FRESH_RANGE} for name in ("scaffold-m-vr", "mb-storm", "ce-lsgd")}
+        | {name: {"beta": KEPT_RANGE} for name in ("fedgm", "fedavgm", "fednag")}
+        | {name: {"beta": KEPT_RANGE} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
+        | {name: {"beta": Range(0.3, 1.0)} for name in ("local-ghbm", "fedhbm")}
+        | {
+            name: {"tau": Range(2, 40, log=True, whole=True)}
+            for name in ("ghbm", "ghbm-server", "ghbm-theory")
+        }
+        | {
+            name: {"eta": Range(0.001, 1.0, log=True)}
+            for name in ("fedadam", "fedyogi", "fedadagrad")
+        }
+        | {
+            "fedcm": {"alpha": FRESH_RANGE},
+            "stem": {"a": FRESH_RANGE},
+            "fedprox": {"mu": Range(0.0001, 1.0, log=True)},
+            "feddyn": {"alpha": Range(0.001, 1.0, log=True)},
+        }
+    ),
+)
+
+SPACES: dict[str, Space] = {
+    space.name: space
+    for space in (
+        *(_column(number, name) for number, name in enumerate(COLUMNS)),
+        MOMENTUM,
+        FEDGM,
+        FEDNOVA,
+        QUICK,
+        SEARCH,
+    )
+}
+
+
+def space_of(name: str) -> Space:
+    """A space by its name, or from a TOML file.
+
+    >>> space_of("momentum").common["local.lr"]
+    (0.005, 0.01, 0.05, 0.1, 0.5)
+    """
+    if name in SPACES:
+        return SPACES[name]
+    if name.endswith(".toml"):
+        return read_space(Path(name))
+    raise unknown("space", name, SPACES)

@@ -1,0 +1,310 @@
+"""A sweep in its directory: trials of every method in turn, gone on with after any interruption.
+
+sweep.toml   the experiment, the space and the plan: a sweep that is called again must be the same
+sweep.db     finished trials (Optuna, SQLite)
+trials.csv   the same as a table
+best.toml    the experiment with the best parameters of each method, for `undrift run`
+"""
+
+import csv
+import io
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from undrift.core.errors import InvalidInput
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.federation import Federation, federation
+from undrift.experiments.config.toml import as_toml, as_words, described
+from undrift.experiments.runs.files import lock, write_aside
+from undrift.experiments.runs.recorded import played
+from undrift.experiments.runs.running import settings_of
+from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_methods
+from undrift.experiments.sweeps.plan import Plan, Search, searches
+from undrift.experiments.sweeps.space import space_from, space_words
+from undrift.experiments.sweeps.store import Asked, Store, optuna
+from undrift.experiments.sweeps.trial import (
+    REPORTS,
+    Outcome,
+    TrialDone,
+    best_of,
+    curves,
+    figure_of,
+    outcome,
+    outcomes,
+)
+from undrift.experiments.sweeps.validation import with_held_out
+from undrift.metrics.quality import spread
+from undrift.problems.model import ModelProblem
+
+SWEEP, TRIALS, BEST = "sweep.toml", "trials.csv", "best.toml"
+AT_ONCE = 64  # runs that are one computation
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep, checked and ready.
+
+    problems   by seed, what trials run on: evaluated on held-out data, or on test data if the plan says so
+    whole      the first seed's federation with all of its data
+    figure     what trials are judged by, the mean over `last` evaluated rounds
+    """
+
+    experiment: Experiment
+    plan: Plan
+    searches: tuple[Search, ...]
+    problems: Mapping[int, ModelProblem]
+    whole: ModelProblem
+    figure: str
+    last: int
+    checksums: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a sweep has found of a method so far."""
+
+    search: Search
+    trials: tuple[TrialDone, ...]
+    best: TrialDone | None
+    edges: tuple[str, ...]  # parameters that might be better outside of the space
+
+    def count(self, state: str) -> int:
+        return sum(trial.outcome.state == state for trial in self.trials)
+
+
+def planned(experiment: Experiment, plan: Plan) -> Sweep:
+    """A sweep; everything in it is checked, so that nothing begins that cannot end."""
+    optuna()
+    parts = tuple(searches(experiment, plan))
+    seeds = plan.seeds_of(experiment)
+    judged = experiment.evaluation.model_copy(update={"figures": ["test"]})
+    made = {s: federation(experiment.model_copy(update={"evaluation": judged}), s) for s in seeds}
+    problems = {
+        s: with_held_out(f.problem, plan.validate, s) if plan.validate else f.problem
+        for s, f in made.items()
+    }
+    whole = made[seeds[0]].problem
+    for search in parts:
+        first = check_values(experiment, search, whole).single(search.label, seeds[0])
+        played(settings_of(first, Federation(problems[seeds[0]], {})))
+    figure = figure_of(problems[seeds[0]])
+    last, checksums = plan.last_of(experiment), made[seeds[0]].checksums
+    return Sweep(experiment, plan, parts, problems, whole, figure, last, checksums)
+
+
+def run_sweep(experiment: Experiment, plan: Plan, directory: Path) -> Iterator[TrialDone]:
+    """Do what is left to do of a sweep; every trial is told when it has ended.
+
+    Stopped at any moment, by any means, and called again, it finds what an uninterrupted sweep would have.
+    """
+    return carried_out(planned(experiment, plan), directory)
+
+
+def carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
+    """The trials that are left of a sweep, in turn over its methods; refuses the directory of another sweep at once."""
+    _claim(sweep, directory)
+    return _carried_out(sweep, directory)
+
+
+def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
+    held = lock(directory)
+    store = None
+    try:
+        if sweep.experiment.threads is not None:
+            torch.set_num_threads(sweep.experiment.threads)
+        store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
+        done = {search.label: store.trials(search) for search in sweep.searches}
+        _write(sweep, directory, done)
+        ahead: dict[tuple[str, int], Outcome] = {}
+        for number in range(max(search.trials for search in sweep.searches)):
+            for search in sweep.searches:
+                mine = done[search.label]
+                if len(mine) <= number < search.trials:
+                    if _one_computation(sweep, search) and (search.label, number) not in ahead:
+                        ahead |= _block(sweep, search, number)
+                    asked = store.ask(search, sweep.plan, sweep.experiment.rounds)
+                    mine.append(_tried(sweep, asked, mine, ahead.pop((search.label, number), None)))
+                    _write(sweep, directory, done)
+                    yield mine[-1]
+    finally:
+        if store is not None:
+            store.close()
+        held.release()
+
+
+def _one_computation(sweep: Sweep, search: Search) -> bool:
+    """Whether trials are known beforehand, followed to their end, and of a model that is faster together."""
+    engine = sweep.experiment.engine_choice
+    name = engine if isinstance(engine, str) else engine.engine
+    batched = next(iter(sweep.problems.values())).engine == "batched"
+    possible = name in ("auto", "batched", "compiled") and not sweep.experiment.timed and batched
+    return search.points is not None and not sweep.plan.pruning and possible
+
+
+def _block(sweep: Sweep, search: Search, number: int) -> dict[tuple[str, int], Outcome]:
+    """The outcomes of a trial and its neighbours, computed at once; blocks are the same wherever a sweep goes on."""
+    assert search.points is not None
+    size = max(1, AT_ONCE // len(sweep.problems))
+    begin = number // size * size
+    experiments = [
+        with_methods(
+            sweep.experiment,
+            {search.label: method_words(sweep.experiment, search.label, point, sweep.whole)},
+        )
+        for point in search.points[begin : begin + size]
+    ]
+    found = outcomes(experiments, sweep.problems, sweep.figure, sweep.last)
+    return {(search.label, begin + n): ended for n, ended in enumerate(found)}
+
+
+def _tried(
+    sweep: Sweep, asked: Asked, earlier: Sequence[TrialDone], ended: Outcome | None
+) -> TrialDone:
+    label = asked.search.label
+    words = method_words(sweep.experiment, label, asked.chosen, sweep.whole)
+    for trial in earlier:
+        if trial.chosen == asked.chosen:  # a sampler has chosen the same again
+            return asked.tell(trial.outcome, words)
+    if ended is not None:
+        return asked.tell(ended, words)
+    experiment = with_methods(sweep.experiment, {label: words})
+    evaluations = -(-experiment.rounds // experiment.evaluation.every)
+    ended = outcome(
+        curves(experiment, sweep.problems),
+        sweep.figure,
+        sweep.last,
+        asked.trial if sweep.plan.pruning else None,
+        every=-(-evaluations // REPORTS),
+    )
+    return asked.tell(ended, words)
+
+
+# what was found
+
+
+def found(sweep: Sweep, directory: Path) -> list[Found]:
+    """What the trials so far say of every method."""
+    store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
+    try:
+        trials = {search.label: store.trials(search) for search in sweep.searches}
+    finally:
+        store.close()
+    return [_found(sweep, search, trials[search.label]) for search in sweep.searches]
+
+
+def _found(sweep: Sweep, search: Search, trials: Sequence[TrialDone]) -> Found:
+    best = best_of(trials)
+    at = () if best is None else tuple(edges(sweep.experiment, search, best.chosen, sweep.whole))
+    return Found(search, tuple(trials), best, at)
+
+
+def best_experiment(
+    experiment: Experiment, trials: Mapping[str, Sequence[TrialDone]]
+) -> Experiment | None:
+    """The experiment with the best parameters of every method; methods none of whose trials was finished are left out."""
+    best = {label: best_of(mine) for label, mine in trials.items()}
+    words = {label: trial.words for label, trial in best.items() if trial is not None}
+    return with_methods(experiment, words) if words else None
+
+
+# the directory
+
+
+def opened(directory: Path) -> tuple[Experiment, Plan]:
+    """The experiment and the plan of a sweep's directory, to go on with it."""
+    path = directory / SWEEP
+    if not path.is_file():
+        raise InvalidInput(
+            f"{directory} is not a sweep: it needs {SWEEP}, which `undrift sweep` writes"
+        )
+    try:
+        words = tomllib.loads(path.read_text(encoding="utf-8"))
+        space = space_from(words["space"], "space")
+        return described(words["experiment"], str(path)), Plan(space, **words["sweep"])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{path} cannot be used ({error}): sweep anew with --out NEW") from error
+
+
+def _words(sweep: Sweep) -> dict[str, Any]:
+    plan = sweep.plan
+    settings = {name: value for name, value in vars(plan).items() if name != "space"}
+    settings |= {"seeds": len(sweep.problems), "prune": plan.pruning, "last": sweep.last}
+    return {
+        "sweep": {name: value for name, value in settings.items() if value is not None},
+        "space": space_words(plan.space),
+        "checksums": dict(sweep.checksums),
+        "experiment": as_words(sweep.experiment),
+    }
+
+
+def _claim(sweep: Sweep, directory: Path) -> None:
+    """Make the directory, or make sure that it is of this sweep."""
+    path = directory / SWEEP
+    text = tomli_w.dumps(_words(sweep))
+    try:
+        if path.exists():
+            known = tomllib.loads(path.read_text(encoding="utf-8"))
+            _check_same(known, tomllib.loads(text), directory)
+            return
+        if directory.exists() and (not directory.is_dir() or _occupied(directory)):
+            raise InvalidInput(f"{directory} exists and is no sweep: --out chooses another place")
+        directory.mkdir(parents=True, exist_ok=True)
+        write_aside(path, text.encode())
+    except OSError as error:
+        raise InvalidInput(
+            f"{directory} cannot be written ({error.strerror}): --out chooses another place"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{path} is not TOML ({error}): --out chooses another place") from error
+
+
+def _occupied(directory: Path) -> bool:
+    return any(not entry.name.startswith(".") for entry in directory.iterdir())
+
+
+def _check_same(known: Any, asked: Any, directory: Path, place: str = "") -> None:
+    """Refuse another sweep than the one a directory was made for; the first difference is named."""
+    if isinstance(known, dict) and isinstance(asked, dict):
+        for key in [*known, *(key for key in asked if key not in known)]:
+            name = f"{place}.{key}" if place else key
+            _check_same(known.get(key), asked.get(key), directory, name)
+    elif known != asked:
+        raise InvalidInput(
+            f"{directory} holds another sweep: {place} is {known} there and {asked} here; "
+            "--out chooses another place"
+        )
+
+
+def _write(sweep: Sweep, directory: Path, done: Mapping[str, Sequence[TrialDone]]) -> None:
+    write_aside(directory / TRIALS, _table(done, list(sweep.problems)).encode())
+    best = best_experiment(sweep.experiment, done)
+    if best is not None:
+        write_aside(directory / BEST, as_toml(best).encode())
+
+
+def _table(done: Mapping[str, Sequence[TrialDone]], seeds: Sequence[int]) -> str:
+    """All trials as CSV: a column for each parameter that some method chooses, and for each seed."""
+    trials = [trial for mine in done.values() for trial in mine]
+    paths = list(dict.fromkeys(path for trial in trials for path in trial.chosen))
+    figure = trials[0].figure if trials else "quality"
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    by_seed = [f"{figure} seed {seed}" for seed in seeds]
+    rows.writerow(["method", "trial", "state", figure, "std", *paths, *by_seed, "reason"])
+    for t in trials:
+        values = list(t.outcome.qualities)
+        quality = t.outcome.quality if values else ""
+        deviation = spread(values)
+        rows.writerow(
+            [t.label, t.number, t.outcome.state, quality, "" if deviation is None else deviation]
+            + [t.chosen.get(path, "") for path in paths]
+            + (values or [""] * len(seeds))
+            + [t.outcome.reason]
+        )
+    return text.getvalue()

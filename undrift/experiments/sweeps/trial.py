@@ -1,0 +1,165 @@
+"""One trial: a method with certain parameters, run with every seed."""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, cast
+
+from undrift.core.errors import Diverged, Stopped
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.federation import Federation
+from undrift.experiments.runs.recorded import Settings, played
+from undrift.experiments.runs.running import settings_of
+from undrift.metrics.quality import higher_is_better
+from undrift.problems.model import ModelProblem
+from undrift.simulation.batched_runs import Ended, Trial, rounds_together, to_the_end
+from undrift.simulation.driver import Round
+
+REPORTS = 100  # of a trial to the pruner, at most
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended: `qualities`, one a seed, if it is done; else why not."""
+
+    state: Literal["done", "pruned", "diverged", "deserted"]
+    qualities: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def quality(self) -> float:
+        """The mean over seeds."""
+        return sum(self.qualities) / len(self.qualities) if self.qualities else math.nan
+
+
+class Watcher(Protocol):
+    """Whoever may end a trial early (an Optuna trial)."""
+
+    def report(self, value: float, step: int) -> None: ...
+    def should_prune(self) -> bool: ...
+
+
+def curves(
+    experiment: Experiment, problems: Mapping[int, ModelProblem]
+) -> Iterator[tuple[int, list[Metrics]]]:
+    """Run a method with every seed, side by side: the metrics of all seeds after every evaluated round.
+
+    The one place where trials are computed.
+    """
+    for each in _side_by_side(_runs(experiment, problems)):
+        yield from _evaluated(each)
+
+
+def outcomes(
+    experiments: Sequence[Experiment],
+    problems: Mapping[int, ModelProblem],
+    figure: str,
+    last: int,
+) -> list[Outcome]:
+    """How several trials end, all of them and all seeds as one computation where that can be."""
+    runs = [run for experiment in experiments for run in _runs(experiment, problems)]
+    # without the models of every round, which would fill the memory
+    rounds = [[_light(r) for r in each] for each in _side_by_side(runs)]
+    width = len(problems)
+
+    def curve(n: int) -> Iterator[tuple[int, list[Metrics]]]:
+        for each in rounds:
+            yield from _evaluated(each[n * width : (n + 1) * width])
+
+    return [outcome(curve(n), figure, last, None) for n in range(len(experiments))]
+
+
+def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[Settings]:
+    (label,) = experiment.labels
+    return [
+        settings_of(experiment.single(label, seed), Federation(problem, {}))
+        for seed, problem in problems.items()
+    ]
+
+
+def _side_by_side(runs: Sequence[Settings]) -> Iterator[list[Ended]]:
+    """The rounds of runs; an item a run, its round or why it has ended."""
+    first = runs[0]
+    if first.timed:
+        return (list(row) for row in zip(*[to_the_end(played(run)) for run in runs], strict=False))
+    return rounds_together(
+        [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
+        rounds=first.rounds,
+        participation=first.participation,
+        engine=first.engine,
+        evaluate_every=first.evaluate_every,
+    )
+
+
+def _light(r: Ended) -> Ended:
+    return replace(r, _state=None) if isinstance(r, Round) else r
+
+
+def _evaluated(each: Sequence[Ended]) -> Iterator[tuple[int, list[Metrics]]]:
+    """The metrics of a trial's seeds after a round, if it was evaluated; raises what the first to end has ended with."""
+    metrics = []
+    for r in each:
+        if isinstance(r, Stopped):
+            raise r
+        metrics.append(r.metrics)
+    if metrics[0]:
+        yield cast(Round, each[0]).round, metrics
+
+
+def outcome(
+    evaluated: Iterator[tuple[int, list[Metrics]]],
+    figure: str,
+    last: int,
+    watcher: Watcher | None,
+    every: int = 1,
+) -> Outcome:
+    """Follow a trial to its end, or until it is hopeless."""
+    seen: deque[list[float]] = deque(maxlen=last)
+    try:
+        for number, (round, metrics) in enumerate(evaluated):
+            if not all(math.isfinite(m["loss"]) for m in metrics):
+                return Outcome("diverged", reason=f"the loss is not finite after round {round}")
+            seen.append([m[figure] for m in metrics])
+            if watcher is not None and number % every == 0:
+                watcher.report(sum(seen[-1]) / len(metrics), round)
+                if watcher.should_prune():
+                    reason = f"worse than the median of earlier trials after round {round}"
+                    return Outcome("pruned", reason=reason)
+    except Stopped as end:
+        state = "diverged" if isinstance(end, Diverged) else "deserted"
+        return Outcome(state, reason=str(end))
+    return Outcome("done", tuple(sum(values) / len(values) for values in zip(*seen, strict=True)))
+
+
+def figure_of(problem: ModelProblem) -> str:
+    """What trials are judged by: accuracy where there is one, else loss."""
+    return "accuracy" if "accuracy" in problem.evaluate(problem.x0) else "loss"
+
+
+@dataclass(frozen=True)
+class TrialDone:
+    """A trial of a sweep that has ended.
+
+    number    its place among the trials of its method, from 0       of   how many there will be
+    chosen    the parameters, as the space names them                words   the resulting [algorithms.LABEL]
+    """
+
+    label: str
+    number: int
+    of: int
+    figure: str
+    chosen: dict[str, Any]
+    words: dict[str, Any]
+    outcome: Outcome
+
+
+def best_of(trials: Sequence[TrialDone]) -> TrialDone | None:
+    """The best finished one, the first of equals."""
+    done = [t for t in trials if t.outcome.state == "done"]
+    if not done:
+        return None
+    sign = 1 if higher_is_better(done[0].figure) else -1
+    return max(done, key=lambda t: sign * t.outcome.quality)
