@@ -25,7 +25,7 @@ from torch import nn
 import undrift as ud
 from tests.real import ROOT, real_data
 from undrift.core.errors import InvalidInput
-from undrift.data import images, tables, text
+from undrift.data import images, store, tables, text
 from undrift.data import registry as sets
 from undrift.data.registry import DATASETS, Data, load, reader
 
