@@ -27,7 +27,7 @@ from undrift.experiments.runs import files, running
 from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
 from undrift.experiments.runs.files import Draft, Lines, holds, lock, read_lines, write_aside
 from undrift.experiments.runs.recorded import Settings, recorded
-from undrift.experiments.runs.tree import kinds_of, put_together, taken_apart
+from undrift.experiments.runs.tree import classes_in, from_json, to_json
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import State
 
@@ -368,17 +368,17 @@ trees = st.recursive(
 @given(trees)
 def test_records_come_back_as_they_were(tree: object) -> None:
     found: dict[str, torch.Tensor] = {}
-    shape = json.loads(json.dumps(taken_apart(tree, found, "t")))
-    kinds = kinds_of([Node((), 0), Leaf(torch.zeros(1), None)])
-    back = put_together(shape, found, kinds)
+    shape = json.loads(json.dumps(to_json(tree, found, "t")))
+    kinds = classes_in([Node((), 0), Leaf(torch.zeros(1), None)])
+    back = from_json(shape, found, kinds)
     other: dict[str, torch.Tensor] = {}
-    assert taken_apart(back, other, "t") == taken_apart(tree, {}, "t")
+    assert to_json(back, other, "t") == to_json(tree, {}, "t")
     assert found.keys() == other.keys() and all(torch.equal(found[k], other[k]) for k in found)
 
 
 def test_a_record_holds_no_code() -> None:
     with pytest.raises(TypeError, match="plain values"):
-        taken_apart((print,), {}, "t")
+        to_json((print,), {}, "t")
 
 
 # states larger than memory

@@ -232,6 +232,6 @@ def test_sweeps_together_write_what_they_write_alone(
 
 
 def _refused(*_: Any) -> Any:
-    from undrift.core.batched_scalar import Alone
+    from undrift.core.batched_scalar import NotBatchable
 
-    raise Alone("not now")
+    raise NotBatchable("not now")

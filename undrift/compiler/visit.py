@@ -28,12 +28,12 @@ from undrift.compiler.kernels.fuse_update import apart_from
 from undrift.compiler.program import Layout, Pieces, in_pieces, traced
 from undrift.compiler.steps import Minibatch, Program, fixed_of, layout_of
 from undrift.compiler.verify import Noise, attempts, noise, random_like, same_up_to_rounding
-from undrift.core.batched_scalar import Column, is_zero
+from undrift.core.batched_scalar import BatchedScalar, is_zero
 from undrift.core.records import fits, form_of, map_tensors, rebuild, tensors
 from undrift.core.work import Refused, Work, in_turn
 from undrift.simulation.engines.batched import Local
 
-Columns: TypeAlias = tuple[tuple[str, Column], ...]  # the solver's numbers that differ by row
+Columns: TypeAlias = tuple[tuple[str, BatchedScalar], ...]  # the solver's numbers that differ by row
 
 
 @torch.library.custom_op("undrift::loop", mutates_args=())
@@ -50,7 +50,7 @@ def _(start: Sequence[Tensor], inside: Sequence[Tensor]) -> list[Tensor]:
 def columns_of(work: Work) -> Columns:
     """Those numbers of the solver that differ from row to row."""
     each = ((f.name, getattr(work.solver, f.name)) for f in fields(work.solver))
-    return tuple((name, value) for name, value in each if isinstance(value, Column))
+    return tuple((name, value) for name, value in each if isinstance(value, BatchedScalar))
 
 
 def without(work: Work, columns: Columns) -> Work:

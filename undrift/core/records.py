@@ -1,10 +1,15 @@
-"""Records: states and messages as frozen dataclasses of tensors, and what can be done with any of them."""
+"""Records: states and messages as frozen dataclasses of tensors, and what can be done with any of them.
 
-from collections.abc import Callable
+A record is a tree: dataclasses and tuples inside, tensors (or None) at its leaves.  `children` and `with_children` are the
+only code that knows how trees are built; all else here, checkpoints, batched runs and the compiler are written with them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
@@ -22,6 +27,57 @@ def record(cls: type[T]) -> type[T]:
     tensor([0., 0., 0.])
     """
     return dataclass(frozen=True, slots=True)(cls)
+
+
+@cache
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass, None of any other class; cached, since records are taken apart several times per round."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
+
+
+def children(node: Any) -> dict[str, Any] | None:
+    """What a node of a tree consists of, by name; None if it is a leaf.
+
+    >>> children(("a", "b")), children(3.0)
+    ({'0': 'a', '1': 'b'}, None)
+    """
+    names = field_names(type(node))
+    if names is not None:
+        return {name: getattr(node, name) for name in names}
+    if isinstance(node, tuple):
+        return {str(i): child for i, child in enumerate(node)}
+    return None
+
+
+def with_children(node: T, values: Iterable[Any]) -> T:
+    """The same node with other children.  Nothing is validated, so that a hyper-parameter may become a tensor.
+
+    >>> with_children(("a", "b"), [1, 2])
+    (1, 2)
+    """
+    names = field_names(type(node))
+    if names is None:
+        return tuple(values)  # pyright: ignore[reportReturnType]
+    new = object.__new__(type(node))
+    if type(node).__dictoffset__:  # what an algorithm has besides its fields
+        new.__dict__.update(node.__dict__)
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(new, name, value)
+    return new
+
+
+def map_leaves(f: Callable[[Any], Any], tree: T) -> T:
+    """The same tree with f applied to every leaf.
+
+    >>> map_leaves(lambda number: number + 1, (1, (2, 3)))
+    (2, (3, 4))
+    """
+    names = field_names(type(tree))
+    if names is not None:
+        return with_children(tree, [map_leaves(f, getattr(tree, name)) for name in names])
+    if isinstance(tree, tuple):
+        return with_children(tree, [map_leaves(f, child) for child in tree])
+    return f(tree)
 
 
 def tensors(message: Any) -> list[Tensor]:
@@ -42,7 +98,7 @@ def _collect(message: Any, found: list[Tensor]) -> None:
         return
     if message is None:
         return
-    names = _names(type(message))
+    names = field_names(type(message))
     if names is not None:
         for name in names:
             _collect(getattr(message, name), found)
@@ -55,12 +111,6 @@ def _collect(message: Any, found: list[Tensor]) -> None:
         f"records hold tensors, tuples of them or None, got {type(message).__name__}: "
         "a number that travels belongs in a tensor, so that its bytes are counted"
     )
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...] | None:
-    """The fields of a record; looked up once, for records are taken apart several times a round."""
-    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
 
 
 def check_records(*messages: Any) -> None:
@@ -76,21 +126,24 @@ def map_tensors(f: Callable[[Tensor], Tensor], message: T) -> T:
     >>> map_tensors(lambda t: t + 1, (torch.zeros(2), None))
     (tensor([1., 1.]), None)
     """
-    replaced = iter([f(t) for t in tensors(message)])
-    return rebuild(message, replaced)
+    return rebuild(message, iter([f(t) for t in tensors(message)]))
 
 
-def rebuild(message: T, replaced: Any) -> T:
+def rebuild(message: T, replaced: Iterator[Tensor]) -> T:
     """The same record holding other tensors, taken from an iterator in the order of `tensors`."""
-    message_: Any = message
-    if isinstance(message_, Tensor):
-        return next(replaced)
-    names = _names(type(message_))
-    if names is not None:
-        return type(message_)(*[rebuild(getattr(message_, name), replaced) for name in names])
-    if isinstance(message_, tuple):
-        return tuple(rebuild(part, replaced) for part in message_)  # pyright: ignore[reportReturnType]
-    return message
+    return map_leaves(lambda leaf: next(replaced) if isinstance(leaf, Tensor) else leaf, message)
+
+
+def stack_records(records: list[T]) -> T:
+    """Records of one form as one, with a row for each.
+
+    >>> import torch
+    >>> stack_records([(torch.zeros(2),), (torch.ones(2),)])
+    (tensor([[0., 0.],
+            [1., 1.]]),)
+    """
+    columns = zip(*map(tensors, records), strict=True)
+    return rebuild(records[0], iter([torch.stack(column) for column in columns]))
 
 
 def form_of(message: Any) -> Any:
@@ -102,13 +155,12 @@ def form_of(message: Any) -> Any:
     """
     if isinstance(message, Tensor):
         return message.shape, message.stride(), message.dtype, message.device
-    names = _names(type(message))
-    parts = message if isinstance(message, tuple) else [getattr(message, n) for n in names or ()]
-    return type(message), *map(form_of, parts)
+    inside = children(message)
+    return type(message), *map(form_of, inside.values() if inside else ())
 
 
 def fits(up: Any, client: Any, count: int, x: Tensor) -> bool:
-    """Whether all are vectors like the model, or single numbers, a row a client."""
+    """Whether all are vectors like the model, or single numbers, a row per client."""
     return all(
         t.dim() == 2 and len(t) == count and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
         for t in (*tensors(up), *tensors(client))

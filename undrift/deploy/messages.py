@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift.core.algorithm import Col
 from undrift.core.records import record
-from undrift.experiments.runs.tree import kinds_of, put_together, taken_apart
+from undrift.experiments.runs.tree import classes_in, from_json, to_json
 
 
 class Stamp(NamedTuple):
@@ -64,12 +64,12 @@ def packed(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
     ['down.0']
     """
     found: dict[str, Tensor] = {}
-    return taken_apart(message, found, name), found
+    return to_json(message, found, name), found
 
 
 def unpacked(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
     """The record of a shape, made of the same classes as `like`."""
-    return put_together(shape, arrays, kinds_of([like]))
+    return from_json(shape, arrays, classes_in([like]))
 
 
 def digest(words: str, arrays: Mapping[str, Tensor]) -> str:

@@ -27,7 +27,7 @@ from torch import Tensor
 from undrift.core.errors import InvalidInput
 from undrift.core.records import rebuild, tensors
 from undrift.experiments.runs.files import Draft, synced, write_aside
-from undrift.experiments.runs.tree import kinds_of, put_together, taken_apart
+from undrift.experiments.runs.tree import classes_in, from_json, to_json
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import Best, State
 
@@ -106,8 +106,8 @@ class Checkpoints:
     ) -> Callable[[], list[ClientFile]]:
         """All that must not change while it is written, and what writes it."""
         found: dict[str, Tensor] = {}
-        shape = taken_apart(state.server, found, "server")
-        flight = taken_apart(state.settled().flight, found, "flight")
+        shape = to_json(state.server, found, "server")
+        flight = to_json(state.settled().flight, found, "flight")
         about_best = None
         if best is not None:
             found["best.x"] = best.x
@@ -184,9 +184,9 @@ class Checkpoints:
         record = self._record(round)
         try:
             content = self._content(f"{round:08d}.safetensors", record["bytes"], record["crc32"])
-            kinds = kinds_of([fresh.server, fresh.flight])
-            server = put_together(record["server"], content, kinds)
-            flight = put_together(record["flight"], content, kinds)
+            kinds = classes_in([fresh.server, fresh.flight])
+            server = from_json(record["server"], content, kinds)
+            flight = from_json(record["flight"], content, kinds)
             server_x = server.x
             files = [ClientFile(**file) for file in record["clients"]]
             for file in files:

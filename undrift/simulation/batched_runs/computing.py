@@ -13,7 +13,7 @@ from torch import Tensor
 from undrift.compiler.kernels.dense import own_products
 from undrift.compiler.visit import columns_of, with_columns, without
 from undrift.core.algorithm import Algorithm, Cohort, Exchange, exchanges_of
-from undrift.core.batched_scalar import Alone, at_rows, merged
+from undrift.core.batched_scalar import NotBatchable, at_rows, merge
 from undrift.core.records import fits, map_tensors, nbytes, tensors
 from undrift.core.rng import Key
 from undrift.core.work import Carried, Runner, Solver, Work
@@ -112,7 +112,7 @@ class Together:
         self.problem = Stacked(
             cast(Any, [run.problem for run in leaders]), [run.seed for run in leaders], self.width
         )
-        self.algorithm = merged([run.algorithm for run in runs])
+        self.algorithm = merge([run.algorithm for run in runs])
         check_local([run.local for run in runs])
         self.choice = _choice(setting, self.problem, runs[0].local)
         compiled = f"compiled from round {self.choice.since} on"
@@ -138,7 +138,7 @@ class Together:
         ]  # fmt: skip
         self.gone: dict[int, Iterator[Ended]] = {}  # runs that go on alone
         self.layouts: dict[int, list[Chunk]] = {}
-        # what was merged last, and of what
+        # what was merge last, and of what
         self.solvers: tuple[int, list[Solver], Any] = (-1, [], None)
         self.at_rows: dict[Chunk, Any] = {}
         self.known: Known | None = None
@@ -162,7 +162,7 @@ class Together:
                 except Exception as error:
                     why = (
                         str(error)
-                        if isinstance(error, Alone)
+                        if isinstance(error, NotBatchable)
                         else f"{type(error).__name__}: {error}"
                     )
                     log.info("round %d: runs are computed one by one from here: %s", t, why)
@@ -197,7 +197,7 @@ class Together:
             parties = [party_of(plan, exchange, draw, when, number) for plan, draw in pairs]
             sizes = {len(party.clients) for party in parties}
             if len(sizes) > 1 or not all(any(party.weights) for party in parties):
-                raise Alone("cohorts differ in size from seed to seed")
+                raise NotBatchable("cohorts differ in size from seed to seed")
             key = Key(0, when, number)
             server, sent, came = self._carry_out(number, exchange, server, parties, key)
             down, up, count = down + sent, up + came, count + 1
@@ -268,7 +268,7 @@ class Together:
                 return up, client
         up, client = local(map_tensors(lambda x: x[chunk.runs], down), mine, work)
         if not fits(up, client, len(chunk.runs), self.problem.x0):
-            raise Alone("a client's answer has another shape or dtype than the model")
+            raise NotBatchable("a client's answer has another shape or dtype than the model")
         self._check_kept(client, key.round)
         for x in tensors(client):
             self._part_with(int(chunk.runs[row]) for row in not_finite(x.sum(1)))
@@ -314,7 +314,7 @@ class Together:
         if self.known is None or self.known.given != given:
             weights = torch.tensor([party.weights for party in parties], dtype=torch.float64)
             weights = weights / weights.sum(1, keepdim=True)
-            self.known = Known(given, weights, merged(self._cohorts(parties, weights, t)))
+            self.known = Known(given, weights, merge(self._cohorts(parties, weights, t)))
         return self.known.weights, replace(self.known.cohort, round=t)
 
     def _cohorts(self, parties: Sequence[Party], weights: Tensor, t: int) -> list[Cohort]:
@@ -352,19 +352,19 @@ class Together:
         mean: Any,
         cohorts: Sequence[Cohort],
     ) -> None:
-        """Raise Alone unless the server treats every row as it does alone; in float64, where it is plain to see."""
+        """Raise NotBatchable unless the server treats every row as it does alone; in float64, where it is plain to see."""
         server, mean = (
             map_tensors(torch.Tensor.double, server),
             map_tensors(torch.Tensor.double, mean),
         )
-        together = exchange.send(server), exchange.update(server, mean, merged(cohorts))
+        together = exchange.send(server), exchange.update(server, mean, merge(cohorts))
         for r in self.inside:
             own = exchanges_of(self.runs[r].algorithm, cohorts[r].round)[number]
             mine = row_of(server, r)
             alone = own.send(mine), own.update(mine, row_of(mean, r), cohorts[r])
             rows = [x[r] for x in tensors(together)]
             if not all(close(a, b) for a, b in zip(rows, tensors(alone), strict=True)):
-                raise Alone("the method's server does not treat the rows of a vector apart")
+                raise NotBatchable("the method's server does not treat the rows of a vector apart")
 
     # what stays the same from round to round
 
@@ -377,7 +377,7 @@ class Together:
         if t != last:
             new = self._solvers(t)
             if new != each:
-                solver, self.at_rows = merged(new), {}
+                solver, self.at_rows = merge(new), {}
             self.solvers = t, new, solver
         return self.solvers[2]
 
@@ -430,7 +430,7 @@ def _asked(setting: Setting, problem: Stacked, local: Local) -> Choice:
         return Choice(str(engine))
     if engine != "auto":
         name = engine.engine if isinstance(engine, Choice) else engine
-        raise Alone(f"engine {name!r} computes a run at a time")
+        raise NotBatchable(f"engine {name!r} computes a run at a time")
     return Choice("compiled", since=2) if _repays(setting, problem, local) else Choice("batched")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from undrift.core.batched_scalar import Alone
+from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import InvalidInput
 from undrift.simulation.batched_runs.computing import Together, whole
 from undrift.simulation.batched_runs.trials import Ended, Setting, Trial, alike
@@ -88,7 +88,7 @@ def _played(trials: Sequence[Trial], setting: Setting) -> Iterator[list[Ended]]:
     if len(trials) > 1:
         try:
             return Together(trials, setting).play()
-        except Alone as why:
+        except NotBatchable as why:
             log.info("runs are computed one by one: %s", why)
     each = [setting.alone(trial) for trial in trials]
     return (list(row) for row in zip(*each, strict=False))

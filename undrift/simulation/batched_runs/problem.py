@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from undrift.core.batched_scalar import Alone
+from undrift.core.batched_scalar import NotBatchable
 from undrift.core.rng import Key
 from undrift.problems.evaluation import each_evaluated, in_batches
 from undrift.problems.minibatches import Minibatches, Source, draw, sources
@@ -139,26 +139,26 @@ def _figures(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
 
 
 def check_alike(problems: Sequence[ModelProblem]) -> None:
-    """Raise Alone unless problems differ in partition and first model only."""
+    """Raise NotBatchable unless problems differ in partition and first model only."""
     first = problems[0]
     if not all(isinstance(problem, ModelProblem) for problem in problems):
-        raise Alone("only models on data (ud.federate) are computed together")
+        raise NotBatchable("only models on data (ud.federate) are computed together")
     why = first.not_batched or (
         None if first.engine == "batched" else "its layers are faster one by one"
     )
     if why:
-        raise Alone(why)
+        raise NotBatchable(why)
     for problem in problems[1:]:
         for name in ("X", "Y"):
             mine, other = getattr(first, name), getattr(problem, name)
             if mine is not other and not torch.equal(mine, other):
-                raise Alone("the runs have different data")
+                raise NotBatchable("the runs have different data")
         if problem.N != first.N:
-            raise Alone("the runs have different numbers of clients")
+            raise NotBatchable("the runs have different numbers of clients")
         if problem.prepare != first.prepare or problem.augment != first.augment:
-            raise Alone("the runs prepare or augment samples differently")
+            raise NotBatchable("the runs prepare or augment samples differently")
         if problem.flat is not first.flat and not _same_model(first, problem):
-            raise Alone("the runs have different models or losses")
+            raise NotBatchable("the runs have different models or losses")
 
 
 def _same_model(first: ModelProblem, other: ModelProblem) -> bool:

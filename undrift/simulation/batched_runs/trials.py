@@ -7,7 +7,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm
-from undrift.core.batched_scalar import Alone, merged
+from undrift.core.batched_scalar import NotBatchable, merge
 from undrift.core.errors import Stopped
 from undrift.local.settings import Local
 from undrift.problems import Problem
@@ -36,9 +36,9 @@ def alike(trials: Sequence[Trial]) -> list[list[int]]:
         for members in sets:
             first = trials[members[0]]
             try:
-                merged([first.algorithm, trial.algorithm])
+                merge([first.algorithm, trial.algorithm])
                 check_local([first.local, trial.local])
-            except Alone:
+            except NotBatchable:
                 continue
             members.append(n)
             break
@@ -48,10 +48,10 @@ def alike(trials: Sequence[Trial]) -> list[list[int]]:
 
 
 def check_local(each: Sequence[Local]) -> None:
-    """Raise Alone unless the local solvers differ in floats only."""
+    """Raise NotBatchable unless the local solvers differ in floats only."""
     for name in ("steps", "epochs", "batch"):
-        merged([getattr(local, name) for local in each], name)
-    merged([local.solver(1) for local in each])
+        merge([getattr(local, name) for local in each], name)
+    merge([local.solver(1) for local in each])
 
 
 @dataclass(frozen=True)
