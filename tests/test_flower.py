@@ -32,7 +32,7 @@ from undrift.experiments.runs.files import read_lines
 from undrift.experiments.runs.recorded import played
 from undrift.experiments.runs.running import settings_of
 from undrift.simulation.client_states import ClientStates
-from undrift.simulation.driver import State
+from undrift.simulation.results import State
 
 
 def model(folder: Path) -> torch.Tensor:

@@ -28,7 +28,7 @@ from undrift.core.rng import Key
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.federation import federation
 from undrift.experiments.runs.running import carried_out, prepared, with_workers
-from undrift.simulation.driver import Round
+from undrift.simulation.results import Round
 from undrift.simulation.engines import Choice
 
 ray = pytest.importorskip("ray")

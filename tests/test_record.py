@@ -29,7 +29,7 @@ from undrift.experiments.runs.files import Draft, Lines, holds, lock, read_lines
 from undrift.experiments.runs.recorded import Settings, recorded
 from undrift.experiments.runs.tree import classes_in, from_json, to_json
 from undrift.simulation.client_states import ClientStates
-from undrift.simulation.driver import State
+from undrift.simulation.results import State
 
 
 def finished(folder: Path, method: str = "scaffold") -> Path:

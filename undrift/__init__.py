@@ -2,6 +2,7 @@
 
 from undrift import algorithms, models
 from undrift.algorithms import *  # noqa: F403
+from undrift.codecs import codec
 from undrift.core.algorithm import Algorithm, Cohort, Exchange
 from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure, Stopped
 from undrift.core.hyper import algorithm, hyper, method
@@ -25,13 +26,15 @@ from undrift.data.registry import DATASETS, Data, dataset, load
 from undrift.data.tables import libsvm
 from undrift.experiments.config import Experiment
 from undrift.local.settings import Geometric, Local
+from undrift.metrics import Probe, metric
 from undrift.models import group_norm, model
 from undrift.problems import Problem
 from undrift.problems.federate import federate
 from undrift.problems.model import ModelProblem
 from undrift.problems.quadratic import Quadratic
 from undrift.problems.synthetic import Synthetic
-from undrift.simulation.asynchronous.async_state import Flight, Timing, Visit
+from undrift.simulation.api import rounds, run
+from undrift.simulation.asynchronous.async_state import Timing, Visit
 from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, Synchronous
 from undrift.simulation.asynchronous.population import (
@@ -43,7 +46,6 @@ from undrift.simulation.asynchronous.population import (
     Tiers,
 )
 from undrift.simulation.batched_runs import Trial, run_together
-from undrift.simulation.driver import Result, Round, State, rounds, run
 from undrift.simulation.participation import (
     Bernoulli,
     Cyclic,
@@ -53,6 +55,7 @@ from undrift.simulation.participation import (
     Uniform,
     Weighted,
 )
+from undrift.simulation.results import Result, Round, State
 
 __version__ = "0.1.0"
 
@@ -80,7 +83,6 @@ __all__ = [
     "Experiment",
     "FeatureSkew",
     "Fixed",
-    "Flight",
     "Geometric",
     "IID",
     "InvalidInput",
@@ -93,6 +95,7 @@ __all__ = [
     "Participation",
     "Partition",
     "Population",
+    "Probe",
     "Problem",
     "Quadratic",
     "QuantitySkew",
@@ -114,6 +117,7 @@ __all__ = [
     "Weighted",
     "Work",
     "algorithm",
+    "codec",
     "dataset",
     "federate",
     "from_table",
@@ -122,6 +126,7 @@ __all__ = [
     "libsvm",
     "load",
     "method",
+    "metric",
     "model",
     "models",
     "nbytes",

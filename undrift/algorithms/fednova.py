@@ -37,7 +37,7 @@ class Up:
     tau: Col
 
 
-@algorithm("fednova", WANG, local_momentum=True, divides_by_lr=True)
+@algorithm("fednova", WANG, local_momentum=True, linear_optimiser=True, divides_by_lr=True)
 class FedNova:
     """FedAvg with updates divided by their length in steps: right objective under unequal work (bias O(eta) stays)."""
 
@@ -94,7 +94,14 @@ class VRDown:
     d: Vec
 
 
-@algorithm("fednova-vr", WANG, local_momentum=True, everyone=True, divides_by_lr=True)
+@algorithm(
+    "fednova-vr",
+    WANG,
+    local_momentum=True,
+    linear_optimiser=True,
+    everyone=True,
+    divides_by_lr=True,
+)
 class FedNovaVR:
     """FedNova with cross-client variance reduction: reaches the optimum with unequal steps and local momentum."""
 

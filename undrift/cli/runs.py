@@ -19,17 +19,17 @@ from undrift.experiments.config import Experiment, read
 from undrift.experiments.config.federation import federation
 from undrift.experiments.config.toml import as_toml
 from undrift.experiments.runs.directory import RunDirectory, opened
-from undrift.experiments.runs.recorded import played
 from undrift.experiments.runs.running import (
     carried_out,
+    config_of,
     extended,
     members,
     prepared,
-    settings_of,
     with_workers,
 )
 from undrift.experiments.sweeps.sweeping import SWEEP
 from undrift.experiments.sweeps.sweeping import opened as sweep_opened
+from undrift.simulation.api import prepare
 
 
 def run(
@@ -187,11 +187,11 @@ def _dry(experiment: Experiment, jobs: int | None) -> None:
     total = 0.0
     for label in experiment.labels:
         one = experiment.single(label, experiment.seeds[0])
-        settings = settings_of(one, federation(one, one.seeds[0]))
-        settings = replace(settings, rounds=2)  # too short to be compiled
+        config = config_of(one, federation(one, one.seeds[0]))
+        config = replace(config, rounds=2)  # too short to be compiled
         if label == experiment.labels[0]:
-            print(f"# {settings.problem.x0.numel():,} parameters, {settings.problem.N:,} clients")
-        playing = played(settings)
+            print(f"# {config.problem.x0.numel():,} parameters, {config.problem.N:,} clients")
+        playing = prepare(config).play()
         next(playing)  # the first round is slower than those after it
         began = perf_counter()
         r = next(playing, None)

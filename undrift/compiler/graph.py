@@ -1,4 +1,4 @@
-"""New nodes in a traced graph, which know the shape of their values as traced ones do."""
+"""Helpers for traced graphs: new nodes that know the shape of their values as traced ones do, views and copies."""
 
 import math
 from operator import getitem
@@ -9,27 +9,29 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from undrift.compiler.inductor import force_contiguous
+
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten.permute.default, aten.expand.default, aten.unsqueeze.default)
 
 
-@torch.library.custom_op("undrift::copied", mutates_args=())
-def copied(x: Tensor) -> Tensor:
+@torch.library.custom_op("undrift::copy", mutates_args=())
+def copy(x: Tensor) -> Tensor:
     """A copy that stays one: TorchInductor takes `clone` for nothing, also where what is cloned is written over later."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
-@copied.register_fake
+@copy.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def value_of(node: Node) -> Any:
-    """A tensor without numbers that has the shape, strides and dtype of what the node computes."""
+    """A fake tensor with the shape, strides and dtype of what the node computes."""
     return node.meta["val"]
 
 
-def made(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+def add_node(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """A new node, inserted where the graph's insertion point is."""
     node = graph.call_function(target, args, kwargs)
     mode = value_of(node.all_input_nodes[0]).fake_mode
@@ -44,13 +46,13 @@ def is_pointwise(node: Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def number(graph: Graph, value: float, like: Node) -> Node:
-    """A number of the same kind."""
+def scalar(graph: Graph, value: float, like: Node) -> Node:
+    """A number of the same dtype, as a node."""
     return _new(graph, aten.full.default, ([], value), like)
 
 
-def numbers(graph: Graph, count: int, like: Node) -> Node:
-    """0, 1, ..., count - 1 of the same kind."""
+def arange(graph: Graph, count: int, like: Node) -> Node:
+    """0, 1, ..., count - 1 of the same dtype."""
     return _new(graph, aten.arange.start_step, (0, count, 1), like)
 
 
@@ -63,42 +65,40 @@ def _new(graph: Graph, target: Any, args: tuple[Any, ...], like: Node) -> Node:
     return node
 
 
-def written(graph: Graph, node: Node) -> Node:
-    """The same, written down in the order of its dimensions rather than computed again wherever it is used."""
-    from torch._inductor import inductor_prims
-
+def materialise(graph: Graph, node: Node) -> Node:
+    """The same value, stored in the order of its dimensions rather than computed again wherever it is used."""
     strides = [math.prod(value_of(node).shape[d + 1 :]) for d in range(value_of(node).dim())]
-    return made(graph, inductor_prims.force_stride_order, node, strides)
+    return add_node(graph, *force_contiguous(node, strides))
 
 
-def reshaped(graph: Graph, node: Node, shape: list[int]) -> Node:
+def reshape(graph: Graph, node: Node, shape: list[int]) -> Node:
     """The same numbers in another shape, copied only if they do not lie so."""
     value = value_of(node)
     try:
         with value.fake_mode:
             value.view(shape)
     except (RuntimeError, ValueError):
-        node = made(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
-    return made(graph, aten.view.default, node, shape)
+        node = add_node(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return add_node(graph, aten.view.default, node, shape)
 
 
-def root_of(node: Any) -> Any:
-    """What a node shows, whole or in part, or is a mere copy of."""
-    while isinstance(node, Node) and _shows(node.target):
+def storage_of(node: Any) -> Any:
+    """The node whose storage a view shows, whole or in part; a plain copy counts as a view."""
+    while isinstance(node, Node) and _is_view(node.target):
         node = node.args[0]
     return node
 
 
-def is_place_of(node: Node, old: Node) -> bool:
-    """Whether it is `old`, number by number, if perhaps in another shape."""
+def is_same_storage(node: Node, old: Node) -> bool:
+    """Whether a node is `old`, number by number, perhaps in another shape."""
     same = (aten.view.default, aten.unsqueeze.default, aten.detach.default, aten.clone.default)
     while node is not old and node.target in same:
         node = node.args[0]  # pyright: ignore[reportAssignmentType]
     return node is old
 
 
-def _shows(target: Any) -> bool:
-    """Whether an operation only shows what is there: its schema says so of all but these two."""
+def _is_view(target: Any) -> bool:
+    """Whether an operation returns a view: its schema says so of all but these two."""
     if target in (aten.clone.default, getitem):
         return True
     schema = getattr(target, "_schema", None)

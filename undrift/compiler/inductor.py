@@ -1,24 +1,32 @@
-"""What TorchInductor is told when it makes machine code of ours, and that it may find it on disk the next time."""
+"""The only file that uses private parts of torch: tracing, TorchInductor, and what both must be told.
 
+They are no public interface and change from version to version, so compiling is allowed only under minor versions with which
+the compiler's tests have passed (TESTED; `make test-torch`).  Torch 2.7 to 2.11 compiled some methods into something else
+without a word.
+"""
+
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-# The minor versions of torch with which the compiler's tests have passed (`make test-torch`).  TorchInductor is no public
-# interface: other versions compiled some methods into something else without a word (2.7 to 2.11), or not at all.
 TESTED = ("2.12", "2.13", "2.14", "2.15")
 
-# numbers in a model's frozen parts, up to which its programs are kept: they would be read one by one, and kept with it
-MOST_CONSTANTS = 2**16
+# Programs with more frozen numbers than this are not cached on disk: the numbers would be read one by one, and cached too.
+MAX_CACHED_CONSTANTS = 2**16
+
+# Operators that are traced as something else, by name: filled by whoever defines such an operator.
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
 
 
 @cache
-def untested() -> str | None:
-    """Why nothing is compiled under this version of torch, if so."""
+def untested_torch() -> str | None:
+    """Why nothing is compiled under this version of torch, or None."""
     minor = ".".join(torch.__version__.split(".")[:2])
     if minor in TESTED:
         return None
@@ -28,24 +36,133 @@ def untested() -> str | None:
     )
 
 
-def settings(**more: Any) -> AbstractContextManager[Any]:
-    """TorchInductor's settings, for as long as the context lasts."""
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Tensor], whole: Callable[[Any], bool]
+) -> tuple[GraphModule, Any]:
+    """The function's graph of elementary operations on tensors that are laid out as these are, and its fake mode.
+
+    `whole` receives the graph in which max pooling is one operation and may rewrite it; if it returns False the function is
+    traced once more with pooling taken apart.  Raises if the function depends on the numbers in tensors.
+    """
+    import torch._inductor.lowering  # noqa: F401 (which decompositions look up)
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    aten = torch.ops.aten
+    pooling = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
+    # All shapes are known, but without an environment for others TorchInductor does not look for a program on disk.
+    shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    # What a model holds besides its parameters, such as frozen layers, is a part of the program.
+    settings: dict[str, Any] = {"shape_env": shape_env, "static_shapes": True}
+    with FakeTensorMode(allow_non_fake_inputs=True, **settings) as mode:
+        # Each anew: a tensor that is given twice now may be two tensors the next time.
+        arguments = [fake_like(t) for t in inputs]
+        table = {**select_decomp_table(), **DECOMPOSITIONS}
+        with_pooling = {op: way for op, way in table.items() if op not in pooling}
+        graph = make_fx(function, decomposition_table=with_pooling)(*arguments)
+        if not whole(graph.graph):
+            graph = make_fx(function, decomposition_table=table)(*arguments)
+    return graph, mode
+
+
+def fake_mode() -> Any:
+    """A mode in which tensors have shapes and types but no numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_like(t: Tensor) -> Tensor:
+    """In a fake mode: a tensor without numbers that is laid out like t."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+
+def eliminate_common_subexpressions(module: GraphModule) -> GraphModule:
+    """What is computed twice, such as the samples of two gradients, is computed once."""
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    return GraphModule(module, fx_graph_cse(module.graph))
+
+
+def build(
+    module: GraphModule, mode: Any, operators: Sequence[Any]
+) -> Callable[[list[Tensor]], Any]:
+    """Machine code for a graph, from TorchInductor, which caches it on disk for later runs.
+
+    `operators` are custom ones that the graph may call, which are called as they are.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.lowering import lowerings, make_fallback
+    from torch._inductor.virtualized import V
+
+    for operator in operators:
+        # Torch does the same by itself, but raises where the environment has a variable CI, as on build servers.
+        if operator not in lowerings:
+            make_fallback(operator, warn=False)
+    arguments = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    config = inductor_config(
+        assert_indirect_indexing=False,  # indices are ours, and right
+        size_asserts=False,  # every program is verified when it is made
+        realize_reads_threshold=16,  # arithmetic on a few vectors is rather repeated than written down
+        fx_graph_cache=_constants_in(module) <= MAX_CACHED_CONSTANTS,
+    )
+    with config, V.set_fake_mode(mode), tracing(TracingContext(mode)):
+        program: Any = compile_fx_inner(module, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
+    # The program itself, without the bookkeeping around it, which takes as long as a small step.
+    return getattr(program, "current_callable", None) or program
+
+
+def _constants_in(module: GraphModule) -> int:
+    """Frozen numbers that a program would be cached with."""
+    names = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+    constants = [attrgetter(name)(module) for name in names]
+    return sum(each.numel() for each in constants if isinstance(each, Tensor))
+
+
+def inductor_config(**more: Any) -> AbstractContextManager[Any]:
+    """TorchInductor's configuration, for as long as the context lasts."""
     from torch._inductor import config
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     common: dict[str, Any] = {"compile_threads": 1}  # a pool of compilers would outlive the run
     if config.cpp.vec_isa_ok is None:
-        # to try whether the compiler knows the processor's instructions takes a second in every process; if it does not,
-        # programs cannot be made, and steps are computed as they are
+        # To try whether the compiler knows the processor's instructions takes a second in every process; if it does not,
+        # programs cannot be built, and visits run uncompiled.
         common["cpp.vec_isa_ok"] = True
-    # what machine code depends on besides, by which programs on disk must be told apart: it may be another machine's
+    # What machine code depends on besides the graph, by which programs on disk are told apart: they may be another machine's.
     with config.patch(common):
         common["cpp.simdlen"] = pick_vec_isa().bit_width() or 1
     common["cpp.threads"] = torch.get_num_threads()
     return config.patch({**common, **more})
 
 
-def may_be_kept(graph: GraphModule) -> bool:
-    """Whether a program is kept on disk for later runs, which then start sooner."""
-    constants = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
-    return sum(each.numel() for each in constants if isinstance(each, Tensor)) <= MOST_CONSTANTS
+def load_cpp(source: str) -> Any:
+    """A C++ source file as a shared library, compiled for this processor and cached on disk."""
+    from torch._inductor.codecache import CppCodeCache
+
+    with inductor_config(**{"cpp.enable_floating_point_contract_flag": "fast"}):
+        return CppCodeCache.load(source)
+
+
+def force_contiguous(node: Any, strides: list[int]) -> tuple[Any, Any, list[int]]:
+    """The operator, and its arguments, by which TorchInductor writes a value down rather than computes it again."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.force_stride_order, node, strides
+
+
+def only_vmap_is_active() -> bool:
+    """Whether no derivative is being taken and nothing is being traced, so that a layer may be computed our own way."""
+    from torch._C._functorch import TransformType, get_interpreter_stack
+    from torch.autograd import forward_ad
+
+    transforms = get_interpreter_stack() or []
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0
+        and all(each.key() == TransformType.Vmap for each in transforms)
+    )

@@ -1,293 +1,384 @@
-"""A whole visit, compiled: `local` of a method is traced once, and cut in three where its loop is.
+"""A whole visit, compiled: a pure function of tensors is traced once and cut where its loops are.
 
-    before    where the loop starts, and what its step holds: a few operations, as they were traced
-    step      the body of the loop, a program that writes over what is carried
-    after     what the client sends and keeps: one more program, which also adds up over clients what they send, and writes
-              what they keep over what they have remembered so far
+    segment   from the inputs to where the first loop starts, and what its body captures: a few operations, run as traced
+    step      the body of the loop, a program that overwrites what is carried (step.py)
+    ...       another segment and another loop, for every further one
+    finish    what is returned, and what is written over the inputs: one more program
 
-So nothing of what is sent is written down client by client, and no more memory is touched than must be.  Methods with no
-loop, several, or something beside it that must be computed (`work.full_grad`, `work.unit`) are not cut: their steps are
-compiled and the rest is computed as it is written.
+A call of something that cannot be traced, such as a client's full gradient, is a cut, too.  Nothing is guarded: another
+round, another step size or another hyper-parameter runs the same programs, because all of them are inputs.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy, deepcopy
-from dataclasses import fields, replace
+from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from undrift.compiler import program
-from undrift.compiler.closures import held, rebound
-from undrift.compiler.graph import aten, is_pointwise, made, root_of, value_of
-from undrift.compiler.kernels.fuse_update import apart_from
-from undrift.compiler.program import Layout, Pieces, in_pieces, traced
-from undrift.compiler.steps import Minibatch, Program, fixed_of, layout_of
-from undrift.compiler.verify import Noise, attempts, noise, random_like, same_up_to_rounding
-from undrift.core.batched_scalar import BatchedScalar, is_zero
-from undrift.core.records import fits, form_of, map_tensors, rebuild, tensors
-from undrift.core.work import Refused, Work, in_turn
-from undrift.simulation.engines.batched import Local
+from undrift.compiler import kernels
+from undrift.compiler.graph import (
+    add_node,
+    aten,
+    is_pointwise,
+    storage_of,
+    value_of,
+)
+from undrift.compiler.inductor import build, eliminate_common_subexpressions, trace
+from undrift.compiler.kernels.fuse_update import copy_if_overwritten
+from undrift.compiler.kernels.max_pool import pool_by_windows
+from undrift.compiler.layout import Layout, join, join_nodes, split_nodes
+from undrift.compiler.step import Step, build_step
 
-Columns: TypeAlias = tuple[tuple[str, BatchedScalar], ...]  # the solver's numbers that differ by row
+Body: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
+Minibatch: TypeAlias = Sequence[
+    Tensor
+]  # what one step is given besides what it carries and captures
 
 
-@torch.library.custom_op("undrift::loop", mutates_args=())
-def loop(start: Sequence[Tensor], inside: Sequence[Tensor]) -> list[Tensor]:
-    """Marks in a trace where the loop is: what it starts from, and the tensors in its step."""
+class CannotCompile(Exception):
+    """Why something cannot be compiled."""
+
+
+# Marks in a trace: where a loop begins and ends, and where something untraceable is called.
+
+
+@torch.library.custom_op("undrift::loop_begin", mutates_args=())
+def loop_begin(start: Sequence[Tensor]) -> list[Tensor]:
     raise RuntimeError("a loop is traced, never called")
 
 
-@loop.register_fake
-def _(start: Sequence[Tensor], inside: Sequence[Tensor]) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in start]
+@torch.library.custom_op("undrift::loop_end", mutates_args=())
+def loop_end(new: Sequence[Tensor]) -> list[Tensor]:
+    raise RuntimeError("a loop is traced, never called")
 
 
-def columns_of(work: Work) -> Columns:
-    """Those numbers of the solver that differ from row to row."""
-    each = ((f.name, getattr(work.solver, f.name)) for f in fields(work.solver))
-    return tuple((name, value) for name, value in each if isinstance(value, BatchedScalar))
+@torch.library.custom_op("undrift::call", mutates_args=())
+def call(x: Tensor) -> Tensor:
+    raise RuntimeError("a call is traced, never called")
 
 
-def without(work: Work, columns: Columns) -> Work:
-    """The same work with zeros for columns."""
-    found = copy(work)
-    found.solver = replace(work.solver, **{name: 0.0 for name, _ in columns})
-    found.lr = found.solver.lr if columns else work.lr
-    return found
+for operator in (loop_begin, loop_end):
+    operator.register_fake(lambda values: [t.new_empty(t.shape) for t in values])
+call.register_fake(lambda x: x.new_empty(x.shape))
+
+BEGIN, END, CALL = (op._opoverload for op in (loop_begin, loop_end, call))
 
 
-def with_columns(work: Work, step: Callable[..., Any], columns: Columns) -> Callable[..., Any]:
-    """The same step with columns in its closure, where a program looks for tensors."""
-    if not columns:
-        return step
+class Tracer:
+    """What a visit is given while it is traced, to make its loops and calls with."""
 
-    def stepped(*carried: Tensor) -> Any:
-        work.solver = replace(work.solver, **dict(columns))
-        work.lr = dict(columns).get("lr", work.lr)  # pyright: ignore[reportAttributeAccessIssue]
-        return step(*carried)
+    def __init__(self, minibatches: Sequence[Minibatch]):
+        self._minibatches = iter(minibatches)
 
-    return stepped
+    def loop(self, body: Body, start: Sequence[Tensor]) -> list[Tensor]:
+        """Carry values through `body(carried, minibatch)`; returns what is carried last."""
+        carried = loop_begin(list(start))
+        new = list(body(carried, next(self._minibatches)))
+        if [(t.shape, t.dtype) for t in new] != [(t.shape, t.dtype) for t in carried]:
+            raise CannotCompile("a step returns other shapes or types than it was given")
+        return loop_end(new)
 
-
-class NotCut(Refused):
-    """Why the visits of a method are never compiled whole."""
-
-
-class _Traced(Work):
-    """The work of a visit while it is traced: numbers are tensors, and the loop leaves a mark."""
-
-    def __init__(self, work: Work, lr: Tensor, t: Tensor, K: Tensor, columns: Columns):
-        self.__dict__.update(work.__dict__)
-        self.solver = replace(work.solver, **dict(columns))
-        rate: Any = 0.0 if is_zero(self.solver.lr) else lr  # a zero is one that methods may ask for
-        self.columns, self.lr, self._t, self.K = columns, dict(columns).get("lr", rate), t, K
-        self.step: Any = None  # that of the loop
-        self.inside: Any = None  # what it holds
-
-    def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
-        if steps is not None:
-            raise NotCut("it makes another number of steps than the visit has")
-        if self.step is not None:
-            raise NotCut("it has several loops")
-        self.step = with_columns(self, step, self.columns)
-        self.inside = held(self.step)
-        carried = loop(list(start), self.inside.tensors)
-        return carried[0] if len(start) == 1 else carried
-
-    def full_grad(self, x: Tensor) -> Tensor:
-        raise NotCut("it takes whole gradients")
-
-    @property
-    def unit(self) -> Work:
-        raise NotCut("it runs its solver on a number")
+    def call(self, x: Tensor) -> Tensor:
+        """A function of x that is not traced; its value is laid out like x."""
+        return call(x)
 
 
-class Given:
-    """What a visit is given, in the order in which its parts take it.
-
-    Rows are ordered by group, client and run: all clients of a group are sent the same, `down` with a row for each of its
-    runs.  A run alone is the only one of the only group.
-    """
-
-    def __init__(self, local: Local, down: Any, client: Any, work: Work, weights: Tensor):
-        self.local, self.down, self.client = local, down, client
-        self.weights = weights.to(work.K.device)
-        self.columns, self.still = columns_of(work), is_zero(work.lr)
-        self.work = without(work, self.columns)
-        self.inside = held((local, self.columns))
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The same for visits that are alike but for their minibatches."""
-        forms = form_of(self.down), form_of(self.client), form_of(self.weights)
-        return self.inside.key, self.still, forms
-
-    def pieces(self, layout: Layout) -> list[Pieces]:
-        numbers = [self.work.lr, self.work.t, *self.inside.numbers]
-        alone = torch.tensor(numbers, dtype=torch.float64, device=self.weights.device).unbind()
-        vectors = (*tensors(self.down), *tensors(self.client), *self.inside.tensors)
-        return [*map(layout.apart, vectors), *([t] for t in (*alone, self.work.K, self.weights))]
-
-    @property
-    def clients_own(self) -> tuple[int, int]:
-        """Where among the vectors of `pieces` those that clients remember begin and end."""
-        first = len(tensors(self.down))
-        return first, first + len(tensors(self.client))
-
-    def again(self, whole: Sequence[Tensor]) -> tuple[Local, Any, Any, "_Traced", Tensor]:
-        """The same made of other tensors."""
-        it = iter(whole)
-        sent, client = rebuild(self.down, it), rebuild(self.client, it)
-        down = map_tensors(partial(_spread, clients=self.weights.shape), sent)
-        own = list(islice(it, len(self.inside.tensors)))
-        lr, t, *numbers, K, weights = it
-        local, columns = rebound((self.local, self.columns), iter(own), iter(numbers), self.work)
-        return local, down, client, _Traced(self.work, lr, t, K, columns), weights
+Visit: TypeAlias = Callable[[Sequence[Tensor], Tracer], Sequence[Tensor]]
 
 
-class Visit:
-    """A visit that was traced and cut, ready to be made with whatever is laid out as what it was made of."""
+@dataclass(frozen=True)
+class Loop:
+    """A loop: what it starts from and captures is computed by `segment`."""
 
-    def __init__(self, given: Given, minibatches: Sequence[Minibatch], lives: list[Tensor] | None):
-        self.layout, work = layout_of(given.work.problem), given.work
-        self.up: Any = None  # records like those that come
-        self.client: Any = None
-        lent: Any = None  # with the loop's step; not kept, or the problem would live as long as its programs
+    segment: GraphModule
+    carried: int  # pieces
+    step: Step
 
-        def visit(*whole: Tensor) -> list[Tensor]:
-            nonlocal lent
-            local, down, client, lent, weights = given.again(whole)
-            self.up, self.client = local(down, client, lent)
-            if lent.step is None:
-                raise NotCut("it has no loop")
-            if not fits(self.up, self.client, len(work.clients), work.problem.x0):
-                raise NotCut("its answers are not vectors")
-            if list(map(_kind, tensors(self.client))) != list(map(_kind, tensors(client))):
-                raise NotCut("clients keep something else than they have been given")
-            if not tensors(self.up):
-                raise NotCut("clients send nothing")
-            sums = [_added(t, weights) for t in tensors(self.up)]
-            return [*sums, *tensors(self.client)]
+    def __call__(self, given: list[Tensor], minibatches: Sequence[Minibatch]) -> list[Tensor]:
+        values = self.segment(*given)
+        carried, captured = values[: self.carried], values[self.carried :]
+        prepared = self.step.prepare(captured)
+        for minibatch in minibatches:
+            self.step([*carried, *captured, *minibatch, *prepared])
+        return carried
 
-        start = given.pieces(self.layout)
-        module, _, mode = traced(visit, start)
-        self.before, self.counts = _before(deepcopy(module), self.layout)
-        self.carried = len(_mark(module.graph).args[0])  # pyright: ignore[reportArgumentType]
-        self.numbers = lent.inside.numbers
-        carried, inside = self._begun(start)
-        fixed = [*inside, *self._fixed(work)]
-        self.program = Program(
-            work, lent.step, lent.inside, carried, fixed, minibatches, lives, whole=True
-        )
-        first, last = (sum(map(len, start[:count])) for count in given.clients_own)
-        own = module.graph.find_nodes(op="placeholder")[first:last]
-        after = _after(module, self.layout, len(tensors(self.up)), own)
-        arguments = [value_of(node) for node in after.graph.find_nodes(op="placeholder")]
-        self.after = program.built(after, arguments, mode)
+
+@dataclass(frozen=True)
+class Call:
+    """A call of something that is not traced."""
+
+    segment: GraphModule
+
+    def __call__(self, given: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
+        return function(join(self.segment(*given)))
+
+
+@dataclass(frozen=True)
+class CompiledVisit:
+    """Programs of a visit, ready for whatever is laid out as what it was compiled with."""
+
+    layout: Layout
+    stages: tuple[Loop | Call, ...]
+    finish: Callable[[list[Tensor]], Any]
 
     def __call__(
-        self, given: Given, minibatches: Sequence[Minibatch], lives: list[Tensor] | None
-    ) -> tuple[Any, Any, Tensor]:
-        """What clients send, added up, a row for each run; what they keep, a row each, in the place of what they were given;
-        and a number for each run, which is finite only if all of that is."""
-        start = given.pieces(self.layout)
-        carried, inside = self._begun(start)
-        self.program(carried, [*inside, *self._fixed(given.work)], minibatches, lives)
-        totals, *found = self.after([p for pieces in (*start, *carried) for p in pieces])
-        up = rebuild(self.up, iter(found))
-        client = rebuild(self.client, iter(tensors(given.client)))
-        for kept in tensors(client):  # read again rather than computed again, which takes longer
-            by_run = kept.view(*given.weights.shape, -1, kept.shape[1])
-            totals = totals + by_run.sum((1, 3)).flatten()
-        return up, client, totals
+        self,
+        inputs: Sequence[Tensor],
+        minibatches: Sequence[Sequence[Minibatch]],
+        calls: Sequence[Callable[[Tensor], Tensor]] = (),
+    ) -> list[Tensor]:
+        """What the visit returns, after a number per row which is finite only if all of that row is.
 
-    def _begun(self, start: list[Pieces]) -> tuple[list[Pieces], list[Pieces]]:
-        """Where the loop starts, and the tensors in its step."""
-        found = iter(self.before(*[p for pieces in start for p in pieces]))
-        each = [list(islice(found, count)) for count in self.counts]
-        return each[: self.carried], each[self.carried :]
-
-    def _fixed(self, work: Work) -> list[Pieces]:
-        return [[t] for t in fixed_of(work, self.numbers)]
+        `minibatches` are those of every loop, step by step; `calls` are the functions that are called, one after another.
+        """
+        given = [piece for t in inputs for piece in self.layout.split(t)]
+        of_loops, of_calls = iter(minibatches), iter(calls)
+        for stage in self.stages:
+            if isinstance(stage, Loop):
+                given += stage(given, next(of_loops))
+            else:
+                given += self.layout.split(stage(given, next(of_calls)))
+        return self.finish(given)
 
 
-def verified(
-    given: Given, work: Work, minibatches: Sequence[Minibatch], lives: list[Tensor] | None
-) -> Visit:
-    """A compiled visit that computes what the uncompiled one does, from random states and messages (verify.py)."""
-    visit = Visit(given, minibatches, lives)
+def compile_visit(
+    visit: Visit,
+    inputs: Sequence[Tensor],
+    minibatches: Sequence[Minibatch],
+    layout: Layout,
+    overwritten: Sequence[int] = (),
+) -> CompiledVisit:
+    """Compile a visit for inputs, and minibatches of one step of every loop, that are laid out as these are.
 
-    def uncompiled(down: Any, client: Any, disturb: Noise) -> list[Tensor]:
-        lent = copy(work)
-        lent.runner = partial(in_turn, disturb=disturb)
-        spread = map_tensors(partial(_spread, clients=given.weights.shape), down)
-        up, kept = given.local(spread, client, lent)
-        return [*(_added(t, given.weights) for t in tensors(up)), *tensors(kept)]
+    The last of what `visit` returns is written over these inputs, by number, and not returned.  Raises CannotCompile, or
+    whatever torch raises, if the visit depends on the numbers in tensors.
+    """
+    pieces = [layout.split(t) for t in inputs]
+    steps = [list(minibatch) for minibatch in minibatches]
+    counts = [*map(len, pieces), *map(len, steps)]
 
-    for generator, scale in attempts(work.problem.x0):
-        like = partial(random_like, scale=scale, generator=generator)
-        down, client = map_tensors(like, given.down), map_tensors(like, given.client)
-        expected = uncompiled(down, client, lambda t: t)
-        disturbed = uncompiled(down, client, noise(generator))
-        own = map_tensors(torch.clone, client)  # which is written over
-        again = Given(given.local, down, own, work, given.weights)
-        up, kept, _ = visit(again, minibatches, lives)
-        if same_up_to_rounding([*tensors(up), *tensors(kept)], expected, disturbed):
-            return visit
-    raise Refused("its program computes something else, so torch compiles it wrongly")
+    def on_pieces(*flat: Tensor) -> Sequence[Tensor]:
+        parts = _chunks(flat, counts)
+        whole = [join(part) for part in parts[: len(pieces)]]
+        return visit(whole, Tracer(parts[len(pieces) :]))
 
-
-def _spread(sent: Tensor, clients: Sequence[int]) -> Tensor:
-    """What is sent to the runs of some groups, as a row for each client of each run."""
-    groups, each = clients
-    apart = sent.view(groups, 1, -1, sent.shape[1])
-    return apart.expand(-1, each, -1, -1).reshape(-1, sent.shape[1])
-
-
-def _added(rows: Tensor, weights: Tensor) -> Tensor:
-    """Rows of groups, clients and runs, in this order, added up over clients: a row for each group and run."""
-    groups, clients = weights.shape
-    each = rows.reshape(groups, clients, -1, rows.shape[1])
-    return (weights.to(rows.dtype).view(groups, clients, 1, 1) * each).sum(1).flatten(0, 1)
+    flat = [t for group in (*pieces, *steps) for t in group]
+    module, mode = trace(on_pieces, flat, _rewrite_pooling)
+    cutting = _Cutting(module, layout, sum(map(len, pieces)), steps, mode)
+    ends = [0]
+    for part in pieces:
+        ends.append(ends[-1] + len(part))
+    places = [place for number in overwritten for place in range(ends[number], ends[number + 1])]
+    stages = tuple(cutting.stage(number) for number in range(len(cutting.marks)))
+    return CompiledVisit(layout, stages, cutting.finish(places, len(overwritten)))
 
 
-def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype]:
-    return t.shape, t.dtype
+def _rewrite_pooling(graph: Graph) -> bool:
+    return kernels.enabled("max-pool") and pool_by_windows(graph)
 
 
-def _mark(graph: Graph) -> Node:
-    (mark,) = graph.find_nodes(op="call_function", target=torch.ops.undrift.loop.default)
-    return mark
+def _chunks(values: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+    it = iter(values)
+    return [[next(it) for _ in range(count)] for count in counts]
 
 
-def _end(graph: Graph) -> Node:
+class _Cutting:
+    """The graph of a visit, and the parts that are cut out of it."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        layout: Layout,
+        inputs: int,
+        steps: Sequence[Sequence[Tensor]],
+        mode: Any,
+    ):
+        self.module, self.layout, self.mode = module, layout, mode
+        self.nodes = list(module.graph.nodes)
+        self.inputs = module.graph.find_nodes(op="placeholder")[:inputs]
+        others = iter(module.graph.find_nodes(op="placeholder")[inputs:])
+        self.minibatches = [[next(others) for _ in step] for step in steps]
+        self.marks = [node for node in self.nodes if node.target in (BEGIN, CALL)]
+        self.ends = [node for node in self.nodes if node.target is END]
+        self.output = self.nodes[-1]
+        self.bodies = self._bodies()
+
+    def _bodies(self) -> dict[Node, tuple[Node, list[Node]]]:
+        """For every loop its end, and the nodes of its body in the order in which they were traced."""
+        found: dict[Node, tuple[Node, list[Node]]] = {}
+        for begin, end in zip([m for m in self.marks if m.target is BEGIN], self.ends, strict=True):
+            first, last = self.nodes.index(begin) + 1, self.nodes.index(end)
+            found[begin] = end, self.nodes[first:last]
+        return found
+
+    def stage(self, number: int) -> Loop | Call:
+        mark = self.marks[number]
+        if mark.target is CALL:
+            return Call(self._segment([mark.args[0]], number, fresh=0)[0])  # pyright: ignore[reportArgumentType]
+        end, body = self.bodies[mark]
+        loop = [node for node in self.marks if node.target is BEGIN].index(mark)
+        start: Any = mark.args[0]
+        captured = self._captured(body, end, loop)
+        segment, counts = self._segment([*start, *captured], number, fresh=len(start))
+        carried = sum(counts[: len(start)])
+        step = self._step(mark, end, body, captured, loop, segment, counts)
+        return Loop(segment, carried, step)
+
+    def _captured(self, body: Sequence[Node], end: Node, loop: int) -> list[Node]:
+        """What a body uses that is computed outside of it, but for its own minibatch."""
+        inside = {*body, *self.minibatches[loop]}
+        used = [node for each in (*body, end) for node in each.all_input_nodes]
+        outside = [node for node in used if node not in inside and node.target is not BEGIN]
+        return list(dict.fromkeys(node for node in outside if node.op != "get_attr"))
+
+    def _copy(self, graph: Graph, known: dict[Node, Node], nodes: Sequence[Node]) -> None:
+        """Copy nodes into a graph; those that are `known` are there already."""
+        for node in nodes:
+            if node in known or node.op == "output":
+                continue
+            for used in node.all_input_nodes:
+                if used not in known and used.op == "get_attr":
+                    known[used] = graph.node_copy(used, known.__getitem__)
+            known[node] = graph.node_copy(node, known.__getitem__)
+
+    def _outside(self, values: Sequence[Node], stages: int) -> GraphModule:
+        """Values that are computed outside of loops, from the inputs and the results of the first stages."""
+        graph = Graph()
+        known = {node: _placeholder(graph, node.name, value_of(node)) for node in self.inputs}
+        results: dict[Node, list[list[Node]]] = {}
+        for number, mark in enumerate(self.marks[:stages]):
+            results[mark] = [
+                self._placeholders(graph, f"result_{number}_{j}", value)
+                for j, value in enumerate(self._results(mark))
+            ]
+        within = {node for _, body in self.bodies.values() for node in body}
+        for node in self.nodes:
+            if node.op == "placeholder" or node in within or node.target in (BEGIN, END):
+                continue
+            if node.target is CALL:
+                if node in results:
+                    known[node] = join_nodes(graph, results[node][0])
+            elif node.args and isinstance(end := node.args[0], Node) and end.target is END:
+                begin = self._begin_of(end)
+                if begin in results:
+                    known[node] = join_nodes(graph, results[begin][node.args[1]])  # pyright: ignore
+            elif all(used in known or used.op == "get_attr" for used in node.all_input_nodes):
+                self._copy(graph, known, [node])
+        graph.output([known[value] for value in values])
+        return eliminate_common_subexpressions(GraphModule(self.module, graph))
+
+    def _results(self, mark: Node) -> list[Tensor]:
+        if mark.target is CALL:
+            return [value_of(mark)]
+        return list(value_of(self.bodies[mark][0]))
+
+    def _begin_of(self, end: Any) -> Node:
+        return next(begin for begin, (other, _) in self.bodies.items() if other is end)
+
+    def _placeholders(self, graph: Graph, name: str, value: Tensor) -> list[Node]:
+        """Inputs of a graph for the pieces of a value, each contiguous in memory."""
+        with self.mode:
+            empty = [p.new_empty(p.shape) for p in self.layout.split(value)]
+        return [_placeholder(graph, f"{name}_{j}", p) for j, p in enumerate(empty)]
+
+    def _segment(
+        self, values: Sequence[Node], stages: int, fresh: int
+    ) -> tuple[GraphModule, list[int]]:
+        """From inputs and earlier results to these values, in pieces; the first `fresh` of them may be overwritten."""
+        module = self._outside(values, stages)
+        graph = module.graph
+        with graph.inserting_before(_output_of(graph)):
+            targets: Any = _output_of(graph).args[0]
+            split = split_nodes(module, self.layout, targets)
+            pieces = [piece for some in split for piece in some]
+            for j in range(sum(map(len, split[:fresh]))):
+                if pieces.count(pieces[j]) > 1 or not _is_fresh(pieces[j]):
+                    contiguous = {"memory_format": torch.contiguous_format}
+                    pieces[j] = add_node(graph, aten.clone.default, pieces[j], **contiguous)
+        _return(module, pieces)
+        return module, list(map(len, split))
+
+    def _step(
+        self,
+        begin: Node,
+        end: Node,
+        body: Sequence[Node],
+        captured: Sequence[Node],
+        loop: int,
+        segment: GraphModule,
+        counts: Sequence[int],
+    ) -> Step:
+        """The program of a loop's body."""
+        graph = Graph()
+        outputs: Any = _output_of(segment.graph).args[0]
+        examples = _chunks([value_of(node) for node in outputs], counts)
+        inputs = [
+            [_placeholder(graph, f"given_{i}_{j}", p) for j, p in enumerate(pieces)]
+            for i, pieces in enumerate(examples)
+        ]
+        known = {
+            node: _placeholder(graph, f"minibatch_{j}", value_of(node))
+            for j, node in enumerate(self.minibatches[loop])
+        }
+        start = len(begin.args[0])  # pyright: ignore[reportArgumentType]
+        whole = [join_nodes(graph, pieces) for pieces in inputs]
+        known |= dict(zip(captured, whole[start:], strict=True))
+        for node in body:
+            if node.args and node.args[0] is begin:
+                known[node] = whole[node.args[1]]  # pyright: ignore
+            else:
+                self._copy(graph, known, [node])
+        new: Any = end.args[0]
+        graph.output([known[node] for node in new])
+        carried = sum(counts[:start])
+        module = GraphModule(self.module, graph)
+        return build_step(module, self.layout, carried, sum(counts) - carried, self.mode)
+
+    def finish(self, places: Sequence[int], kept: int) -> Callable[[list[Tensor]], Any]:
+        """From inputs and the results of all stages to what is returned; the last `kept` values are written over inputs.
+
+        Before what is returned comes a number per row, which is finite only if all of the row is.
+        """
+        module = self._outside(self.output.args[0], len(self.marks))  # pyright: ignore
+        graph = module.graph
+        own = [graph.find_nodes(op="placeholder")[place] for place in places]
+        with graph.inserting_before(_output_of(graph)):
+            split = split_nodes(module, self.layout, _output_of(graph).args[0])  # pyright: ignore
+            returned, stored = split[: len(split) - kept], split[len(split) - kept :]
+            sums = [
+                add_node(graph, aten.sum.dim_IntList, p, [1]) for some in returned for p in some
+            ]
+            total = reduce(partial(add_node, graph, aten.add.Tensor), sums)
+            found = [join_nodes(graph, some) for some in returned]
+            pairs = zip(own, (piece for some in stored for piece in some), strict=True)
+            # Each apart first: what is kept in one place may have been remembered in another.
+            for old, new in [(old, copy_if_overwritten(graph, n, old, own)) for old, n in pairs]:
+                graph.call_function(aten.copy_.default, (old, new))
+        _return(module, [total, *found])
+        return build(module, self.mode, ())
+
+
+def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:
+    """A new input of a graph, after all others."""
+    inputs = graph.find_nodes(op="placeholder")
+    first = next(iter(graph.nodes), None)
+    if inputs:
+        with graph.inserting_after(inputs[-1]):
+            node = graph.placeholder(name)
+    elif first is not None:
+        with graph.inserting_before(first):
+            node = graph.placeholder(name)
+    else:
+        node = graph.placeholder(name)
+    node.meta["val"] = value
+    return node
+
+
+def _output_of(graph: Graph) -> Node:
     return next(iter(graph.find_nodes(op="output")))
-
-
-def _counts(layout: Layout, nodes: Sequence[Node]) -> list[int]:
-    return [len(layout.apart(value_of(node))) for node in nodes]
-
-
-def _before(module: GraphModule, layout: Layout) -> tuple[GraphModule, list[int]]:
-    """From what is given to where the loop starts, which is written over later, and what its step holds, in pieces."""
-    graph, mark = module.graph, _mark(module.graph)
-    start: Any = mark.args[0]
-    inside: Any = mark.args[1]
-    values = [*start, *inside]
-    counts = _counts(layout, values)
-    with graph.inserting_before(mark):
-        pieces = in_pieces(module, layout, values, counts)
-        for j in range(sum(counts[: len(start)])):
-            if pieces.count(pieces[j]) > 1 or not _is_fresh(pieces[j]):
-                whole = {"memory_format": torch.contiguous_format}
-                pieces[j] = made(graph, aten.clone.default, pieces[j], **whole)
-    _return(module, pieces)
-    return module, counts
 
 
 def _is_fresh(node: Node) -> bool:
@@ -295,58 +386,14 @@ def _is_fresh(node: Node) -> bool:
     others = 0
     while len(node.users) <= others and node.target is aten.view.default:
         node, others = node.args[0], 1  # pyright: ignore[reportAssignmentType]
-    # what is computed in place has a root elsewhere
-    computed = node.target is aten.clone.default or (is_pointwise(node) and root_of(node) is node)
+    # What is computed in place has its storage elsewhere.
+    computed = node.target is aten.clone.default or (
+        is_pointwise(node) and storage_of(node) is node
+    )
     return len(node.users) <= others and computed and value_of(node).is_contiguous()
 
 
-def _after(module: GraphModule, layout: Layout, sent: int, own: Sequence[Node]) -> GraphModule:
-    """From what is given, and pieces of what the loop has led to, to what is sent; what is kept is written over `own`.
-
-    Before what is sent comes a number for each run, which is finite only if all of it is.
-    """
-    graph, mark = module.graph, _mark(module.graph)
-    start: Any = mark.args[0]
-    new = {j: _vector(graph, layout, value_of(node)) for j, node in enumerate(start)}
-    for user in list(mark.users):  # each takes one vector by its number
-        user.replace_all_uses_with(new[user.args[1]])  # pyright: ignore[reportArgumentType]
-    with graph.inserting_before(_end(graph)):
-        values: Any = _end(graph).args[0]
-        counts = _counts(layout, values)
-        pieces = iter(in_pieces(module, layout, values, counts))
-        apart = [list(islice(pieces, count)) for count in counts]
-        numbers = [
-            made(graph, aten.sum.dim_IntList, piece, [1]) for some in apart[:sent] for piece in some
-        ]
-        total = reduce(partial(made, graph, aten.add.Tensor), numbers)
-        found = [_joined(graph, some) for some in apart[:sent]]
-        kept = zip(own, (piece for some in apart[sent:] for piece in some), strict=True)
-        # each apart first: what is kept in one place may have been remembered in another
-        for old, new in [(old, apart_from(graph, new, old, own)) for old, new in kept]:
-            graph.call_function(aten.copy_.default, (old, new))
-    _return(module, [total, *found])
-    return module
-
-
-def _vector(graph: Graph, layout: Layout, like: Tensor) -> Node:
-    """A vector that the graph is given in pieces, each whole in memory, after all else that it is given."""
-    pieces = []
-    with like.fake_mode:  # pyright: ignore[reportAttributeAccessIssue]
-        empty = [p.new_empty(p.shape) for p in layout.apart(like)]
-    for value in empty:
-        given = graph.find_nodes(op="placeholder")
-        with graph.inserting_after(given[-1]):
-            pieces.append(graph.placeholder(f"carried_{len(given)}"))
-        pieces[-1].meta["val"] = value
-    with graph.inserting_before(_mark(graph)):
-        return _joined(graph, pieces)
-
-
-def _joined(graph: Graph, pieces: list[Node]) -> Node:
-    return made(graph, aten.cat.default, pieces, 1) if len(pieces) > 1 else pieces[0]
-
-
 def _return(module: GraphModule, values: list[Node]) -> None:
-    _end(module.graph).args = (values,)
+    _output_of(module.graph).args = (values,)
     module.graph.eliminate_dead_code()
     module.recompile()

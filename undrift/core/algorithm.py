@@ -13,11 +13,13 @@ of steps, say) are columns, `[1]` or `[S, 1]`.  The algebra is the same, so a me
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import unknown
+from undrift.core.rng import Distribution, Key, Purpose, draw
 from undrift.core.work import Work
 
 Vec: TypeAlias = Tensor  # [D], or [S, D] for a cohort
@@ -41,40 +43,109 @@ class Cohort:
     staleness: Tensor
     lr: float
     K: float
+    key: Key | None = None
+
+    def random(self, like: Vec, distribution: Distribution = "normal", call: int = 0) -> Vec:
+        """Random numbers of the shape of `like` for the server's step: standard normal, or "uniform" in [0, 1).
+
+        They are keyed by seed, round and exchange; `call` tells several draws of one step apart.
+        """
+        if self.key is None:
+            raise NotBatchable("it draws random numbers on the server, each run its own")
+        rows = like.unsqueeze(0)
+        return draw(Purpose.SERVER, [self.key], [0], call, rows, distribution)[0]
+
+
+class Wire(Protocol):
+    """What happens to an Up between a client and the server's sum: see `undrift.codecs`."""
+
+    def client_of(self, state: Any) -> Any:
+        """The method's own part of a client's state."""
+        ...
+
+    def encode(self, up: Any, client: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        """The payload that travels, and the client's new state."""
+        ...
+
+    def decode(self, payload: Any) -> Any:
+        """The Up that the server adds up."""
+        ...
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One crossing of the wire: the server sends, clients work, the server updates on the mean.
 
-    Most methods have one exchange a round, with the round's cohort.  Some have more: `to="everyone"` reaches all clients
-    (a first contact that fills their states), `to="one"` a single client of the cohort, drawn uniformly.
+    Most methods have one exchange per round, with the round's cohort.  Some have more: `to="everyone"` reaches all
+    clients (an initialisation round that fills their states), `to="one"` a single client of the cohort, drawn uniformly.
     """
 
     send: Callable[[Any], Any]
     local: Callable[[Any, Any, Work], tuple[Any, Any]]
     update: Callable[[Any, Any, Cohort], Any]
     to: Literal["cohort", "everyone", "one"] = "cohort"
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         if self.to not in ("cohort", "everyone", "one"):
             raise unknown("recipient", self.to, ("cohort", "everyone", "one"))
 
+    def visit(self, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        """One visit: what travels to the server, and the client's new state."""
+        if self.wire is None:
+            return self.local(down, state, work)
+        up, client = self.local(down, self.wire.client_of(state), work)
+        return self.wire.encode(up, client, state, work)
+
 
 class Algorithm(Protocol):
-    """A federated method.
-
-    Optional besides: `exchanges(t)`, where a round is not one exchange with the cohort (see `exchanges_of`);
-    `check(N, rounds)`, which raises InvalidInput for what the method cannot do; `spec`, which `@ud.algorithm` adds;
-    `recount(server, mean, cohort)`, where the server keeps the sum of all clients' states: the same server with that sum
-    made anew from the mean state of those in the cohort, all others being as `client(x)` makes them.
-    """
+    """A federated method.  What else it may have is in the protocols below; `@ud.algorithm` adds `spec`."""
 
     def server(self, x: Vec) -> Any: ...
     def client(self, x: Vec) -> Any: ...
     def send(self, server: Any) -> Any: ...
     def local(self, down: Any, client: Any, work: Work) -> tuple[Any, Any]: ...
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any: ...
+
+
+@runtime_checkable
+class HasExchanges(Protocol):
+    """A method whose rounds are not one exchange with the cohort; t = 0 is the initialisation round."""
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]: ...
+
+
+@runtime_checkable
+class ChecksRun(Protocol):
+    """A method that raises InvalidInput for runs that it is not defined for."""
+
+    def check(self, N: int, rounds: int) -> None: ...
+
+
+@runtime_checkable
+class MayNeedEqualSteps(Protocol):
+    """A method that needs equal numbers of steps with some of its hyper-parameters."""
+
+    @property
+    def equal_steps(self) -> bool: ...
+
+
+@runtime_checkable
+class Recounts(Protocol):
+    """A method whose server keeps the sum of all clients' states and can rebuild it, where clients may lose theirs."""
+
+    def recount(self, server: Any, mean: Any, cohort: Cohort) -> Any:
+        """The same server with that sum made from the mean state of the cohort, others being as `client(x)` makes them."""
+        ...
+
+
+@runtime_checkable
+class DiscountsStaleness(Protocol):
+    """A method in which stale updates count less."""
+
+    def discount(self, staleness: Tensor) -> Tensor:
+        """The factor of each update."""
+        ...
 
 
 def usual(algorithm: Algorithm) -> Exchange:
@@ -88,15 +159,15 @@ def usual(algorithm: Algorithm) -> Exchange:
 
 
 def exchanges_of(algorithm: Algorithm, t: int) -> tuple[Exchange, ...]:
-    """The exchanges of round t = 1, 2, ...; t = 0 is the first contact, before any round.
-
-    A method that needs another rhythm than `usual` defines `exchanges(t)`.
+    """The exchanges of round t = 1, 2, ...; t = 0 is the initialisation round, before any other.
 
     >>> import undrift as ud
     >>> len(exchanges_of(ud.FedAvg(), 0)), len(exchanges_of(ud.FedAvg(), 1))
     (0, 1)
     """
-    own = getattr(algorithm, "exchanges", None)
+    own = getattr(
+        algorithm, "exchanges", None
+    )  # an isinstance of HasExchanges takes longer than a round may
     if own is not None:
         return own(t)
     return (usual(algorithm),) if t > 0 else ()

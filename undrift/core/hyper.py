@@ -20,7 +20,10 @@ class Spec:
     paper: str
     everyone: bool = False  # defined for full participation only
     equal_steps: bool = False  # defined only if all clients make the same number of steps
-    local_momentum: bool = False  # ud.Local(momentum=...) is meaningful with it
+    local_momentum: bool = (
+        False  # a client optimiser, ud.Local(optimiser=...), is meaningful with it
+    )
+    linear_optimiser: bool = False  # ... if its steps are linear in the gradients
     adds_states: bool = False  # its server keeps the weighted sum of all clients' states
     divides_by_lr: bool = False  # not defined for a local step size of zero
     reading: bool = False  # no authoritative text at hand: the rule is our reading of it
@@ -32,6 +35,21 @@ class Entry:
 
     spec: Spec
     make: Callable[..., Any]
+
+
+def spec_of(algorithm: Any) -> Spec:
+    """What is known of a method; of one without @ud.algorithm only its name.
+
+    >>> class Mine: ...
+    >>> spec_of(Mine()).name
+    'Mine'
+    """
+    known = getattr(algorithm, "spec", None)
+    return (
+        known
+        if isinstance(known, Spec)
+        else Spec(type(algorithm).__name__, "", local_momentum=True)
+    )
 
 
 METHODS: dict[str, Entry] = {}

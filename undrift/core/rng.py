@@ -1,14 +1,20 @@
 """Counter-based randomness: every draw has a key, so it does not matter who draws first, or where.
 
-A Philox stream is fixed by (seed, purpose, round, part, client): no generator is ever carried from one draw to the next,
-which is why engines agree, chunks do not matter and a resumed run goes on with the same numbers.
+A Philox stream is fixed by (seed, purpose, round, exchange, loop, client): no generator is ever carried from one draw to
+the next, which is why engines agree, chunks do not matter and a resumed run continues with the same numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from threading import local
+from typing import Literal, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
+
+Distribution: TypeAlias = Literal["normal", "uniform"]
 
 
 class Purpose(IntEnum):
@@ -25,11 +31,13 @@ class Purpose(IntEnum):
     DEVICE = 9
     VISIT = 10
     PRESENCE = 11
+    METHOD = 12  # what a method draws on clients
+    SERVER = 13  # what it draws on the server
 
 
 @dataclass(frozen=True)
 class Key:
-    """When a minibatch is drawn: run, round, exchange of the round, loop of the visit."""
+    """When something is drawn: run, round, exchange of the round, loop of the visit."""
 
     seed: int
     round: int
@@ -65,18 +73,46 @@ class _Reused(local):
 _reused = _Reused()
 
 
-def stream(purpose: Purpose, key: Key, client: int = 0) -> np.random.Generator:
-    """The stream that `generator` gives, ten times sooner, in an object that the thread's next call takes over.
+def stream(purpose: Purpose, key: Key, client: int = 0, call: int = 0) -> np.random.Generator:
+    """The stream that `generator` gives, ten times sooner, in an object that the thread's next call reuses.
 
-    So it must be read before the next one is asked for.
+    So it must be read before the next one is asked for.  `call` tells several streams of one key apart.
 
     >>> key = Key(seed=1, round=2)
     >>> bool(stream(Purpose.NOISE, key, 3).random() == generator(Purpose.NOISE, key, 3).random())
     True
     """
     mine = _reused
-    mine.key[0], mine.key[1] = key.seed, purpose
+    mine.key[0], mine.key[1] = key.seed, purpose + (call << 8)
     mine.counter[1] = (key.exchange << 32) + key.loop
     mine.counter[2], mine.counter[3] = client, key.round
     mine.bits.state = mine.start
     return mine.random
+
+
+def draw(
+    purpose: Purpose,
+    keys: Sequence[Key],
+    clients: Sequence[int],
+    call: int,
+    like: Tensor,
+    distribution: Distribution,
+) -> Tensor:
+    """Standard normal numbers, or uniform ones in [0, 1), with a row for every client, in the type of `like`.
+
+    Every client's row comes from a stream of its own, so that it does not depend on who is computed beside it.
+
+    >>> rows = draw(Purpose.METHOD, [Key(0, 1)] * 2, [3, 4], 0, torch.zeros(2, 5), "normal")
+    >>> alone = draw(Purpose.METHOD, [Key(0, 1)], [4], 0, torch.zeros(1, 5), "normal")
+    >>> bool((rows[1] == alone[0]).all())
+    True
+    """
+    rows = np.empty((len(clients), *like.shape[1:]))
+    for row, key, client in zip(rows, keys, clients, strict=True):
+        random = stream(purpose, key, client, call)
+        row[...] = (
+            random.standard_normal(row.shape)
+            if distribution == "normal"
+            else random.random(row.shape)
+        )
+    return torch.from_numpy(rows).to(device=like.device, dtype=like.dtype)

@@ -6,50 +6,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.algorithm import Recounts
 from undrift.core.errors import InvalidInput
+from undrift.core.hyper import spec_of
 from undrift.core.records import rebuild
-from undrift.deploy.messages import Parcel, packed
+from undrift.deploy.messages import Envelope, pack
 
 
-class Bad(Exception):
-    """An answer that must not be used; the message says why."""
+class BadAnswer(Exception):
+    """Why an answer must not be used."""
 
 
-def read_answer(reply: Parcel, kind: str, visit: Mapping[str, Any], form: Any, bound: float) -> Any:
+def read_answer(
+    reply: Envelope, kind: str, visit: Mapping[str, Any], form: Any, bound: float
+) -> Any:
     """The record in an answer that is of the right kind, answers the visit that was asked for and has the form of `form`
-    in every vector, finite and within the bound (0: none); otherwise Bad.
+    in every vector, finite and within the bound (0: none); otherwise BadAnswer.
 
-    >>> up = Parcel("up", {"visit": {"round": 2}}, {"up.0": torch.tensor([torch.nan])})
+    >>> up = Envelope("up", {"visit": {"round": 2}}, {"up.0": torch.tensor([torch.nan])})
     >>> read_answer(up, "up", {"round": 2}, (torch.zeros(1),), bound=0)
     Traceback (most recent call last):
-    undrift.deploy.checks.Bad: up.0 has NaN or Inf in it
+    undrift.deploy.checks.BadAnswer: up.0 has NaN or Inf in it
     """
     if reply.kind == "failed":
-        raise Bad(f"failed: {reply.words.get('reason', 'no reason given')}")
+        raise BadAnswer(f"failed: {reply.header.get('reason', 'no reason given')}")
     if reply.kind != kind:
-        raise Bad(f"answered with a message of kind {reply.kind!r}, not {kind!r}")
-    claimed = reply.words.get("visit")
+        raise BadAnswer(f"answered with a message of kind {reply.kind!r}, not {kind!r}")
+    claimed = reply.header.get("visit")
     if claimed != visit:
-        raise Bad(_other_visit(claimed, visit))
-    _, expected = packed("up" if kind == "up" else "state", form)
+        raise BadAnswer(_other_visit(claimed, visit))
+    _, expected = pack("up" if kind == "up" else "state", form)
     if set(reply.arrays) != set(expected):
-        raise Bad(f"sent {sorted(reply.arrays)}, not {sorted(expected)}")
+        raise BadAnswer(f"sent {sorted(reply.arrays)}, not {sorted(expected)}")
     for name, like in expected.items():
         _check_array(name, reply.arrays[name], like)
     arrays = [reply.arrays[name] for name in expected]
     norm = float(torch.stack([t.double().norm() for t in arrays]).norm()) if arrays else 0.0
     if bound and norm > bound:
-        raise Bad(f"sent vectors of norm {norm:.3g}, more than {bound:g}")
+        raise BadAnswer(f"sent vectors of norm {norm:.3g}, more than {bound:g}")
     return rebuild(form, iter(arrays))
 
 
 def _check_array(name: str, got: Tensor, like: Tensor) -> None:
     if got.shape != like.shape:
-        raise Bad(f"{name} has shape {list(got.shape)}, not {list(like.shape)}")
+        raise BadAnswer(f"{name} has shape {list(got.shape)}, not {list(like.shape)}")
     if got.dtype != like.dtype:
-        raise Bad(f"{name} is {got.dtype}, not {like.dtype}")
+        raise BadAnswer(f"{name} is {got.dtype}, not {like.dtype}")
     if not bool(got.isfinite().all()):
-        raise Bad(f"{name} has NaN or Inf in it")
+        raise BadAnswer(f"{name} has NaN or Inf in it")
 
 
 def _other_visit(claimed: Any, visit: Mapping[str, Any]) -> str:
@@ -61,10 +65,10 @@ def _other_visit(claimed: Any, visit: Mapping[str, Any]) -> str:
     return "answers another request"
 
 
-def check_kind_of_method(method: Any) -> None:
+def check_method(method: Any) -> None:
     """Refuse a method whose clients could not come back after losing what they remember."""
-    spec = getattr(method, "spec", None)
-    if spec is not None and spec.adds_states and not hasattr(method, "recount"):
+    spec = spec_of(method)
+    if spec.adds_states and not isinstance(method, Recounts):
         raise InvalidInput(
             f"{spec.name} adds up clients' states, so on nodes, which may lose theirs, it needs a function "
             "recount(server, mean, cohort): the server with its sum made anew from the mean of states"

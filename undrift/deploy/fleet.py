@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from undrift.core.errors import InvalidInput
 from undrift.deploy.compatibility import differences
-from undrift.deploy.messages import Parcel
+from undrift.deploy.messages import Envelope
 from undrift.deploy.settings import Deployment
 
 log = logging.getLogger("undrift")
@@ -23,11 +23,11 @@ class Link(Protocol):
         """Who is there, by number; with the name each was registered with, if it was."""
         ...
 
-    def send(self, node: int, parcel: Parcel) -> str:
+    def send(self, node: int, envelope: Envelope) -> str:
         """Send, and get a ticket for the answer."""
         ...
 
-    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
+    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope]]:
         """The answers that have come, with their tickets."""
         ...
 
@@ -40,7 +40,7 @@ class _Asked:
     """A request that is not answered yet.  It is sent again after a while, and then after twice as long each time, since
     the node may only be slow; whichever answer comes first will do."""
 
-    parcel: Parcel
+    envelope: Envelope
     patience: float
     again: float = -1.0
     tickets: set[str] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Fleet:
         for node in [node for node in self._met if node not in self._there]:
             del self._met[node]  # it is greeted again when it is back
         for node in self._there:
-            hello = Parcel("hello", self.hello)
+            hello = Envelope("hello", self.hello)
             met = self._met.setdefault(node, _Met(_Asked(hello, self.settings.again)))
             if met.open and now > met.hello.again:
                 met.hello.sent(self.link.send(node, hello), now)
@@ -122,9 +122,9 @@ class Fleet:
             if reply.kind != "absent" and met.open:
                 self._judge(waiting[ticket], reply, expected)
 
-    def _judge(self, node: int, reply: Parcel, expected: set[str]) -> None:
+    def _judge(self, node: int, reply: Envelope, expected: set[str]) -> None:
         """Let a node in under its name, or refuse it and say why on both sides."""
-        facts = reply.words
+        facts = reply.header
         self._met[node].facts, self._met[node].waits = facts, False
         name = facts.get("name")
         if reply.kind != "hello" or not isinstance(name, str):
@@ -166,7 +166,7 @@ class Fleet:
         for reason in reasons:
             log.error("%s is refused: %s", name, reason)
         self._met[node].facts = {"name": name, "reasons": reasons}
-        self.link.send(node, Parcel("refused", {"reasons": reasons}))
+        self.link.send(node, Envelope("refused", {"reasons": reasons}))
 
     def _missing(self, expected: set[str], count: int) -> str:
         refused = [
@@ -181,14 +181,14 @@ class Fleet:
 
     # who was asked what
 
-    def ask(self, client: int, parcel: Parcel) -> None:
+    def ask(self, client: int, envelope: Envelope) -> None:
         """Send a request to a client, in place of any that it has not answered."""
-        self._asked[client] = _Asked(parcel, self.settings.again)
+        self._asked[client] = _Asked(envelope, self.settings.again)
         self._send(client)
 
     def _send(self, client: int) -> None:
         asked = self._asked[client]
-        ticket = self.link.send(self._node[self.names[client]], asked.parcel)
+        ticket = self.link.send(self._node[self.names[client]], asked.envelope)
         asked.sent(ticket, self.link.now())
         self._tickets[ticket] = client
 
@@ -197,9 +197,9 @@ class Fleet:
         for client in clients:
             self._asked.pop(client, None)
 
-    def answers(self) -> list[tuple[int, Parcel]]:
+    def answers(self) -> list[tuple[int, Envelope]]:
         """What clients have answered since; those who seem not to have heard are asked again."""
-        came: list[tuple[int, Parcel]] = []
+        came: list[tuple[int, Envelope]] = []
         tickets = list(self._tickets)
         for ticket, reply in self.link.receive(tickets) if tickets else ():
             client = self._tickets.pop(ticket)
@@ -208,7 +208,7 @@ class Fleet:
                 log.info("%s answered too late", self.names[client])
             elif reply.kind == "absent":
                 asked.tickets.discard(ticket)
-                log.warning("%s: %s", self.names[client], reply.words.get("reason"))
+                log.warning("%s: %s", self.names[client], reply.header.get("reason"))
             else:
                 del self._asked[client]
                 came.append((client, reply))

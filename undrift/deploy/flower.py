@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from undrift.deploy.messages import Parcel
+from undrift.deploy.messages import Envelope
 
 UNSENT = "unsent "
 FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not trusted by the node
 
 
-def to_records(parcel: Parcel) -> RecordDict:
-    """A parcel as Flower's records: words as JSON, tensors as arrays."""
-    words: Any = {"kind": parcel.kind, "words": json.dumps(parcel.words)}
-    arrays = {name: Array(t.detach().cpu().numpy()) for name, t in parcel.arrays.items()}
+def to_records(envelope: Envelope) -> RecordDict:
+    """A envelope as Flower's records: words as JSON, tensors as arrays."""
+    words: Any = {"kind": envelope.kind, "words": json.dumps(envelope.header)}
+    arrays = {name: Array(t.detach().cpu().numpy()) for name, t in envelope.arrays.items()}
     return RecordDict({"words": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
 
 
-def from_records(records: RecordDict) -> Parcel:
-    """The parcel in Flower's records; of what is no parcel, one of kind "failed" that says so."""
+def from_records(records: RecordDict) -> Envelope:
+    """The envelope in Flower's records; of what is no envelope, one of kind "failed" that says so."""
     try:
         about: Any = records["words"]
         arrays: Any = records["arrays"]
@@ -30,9 +30,9 @@ def from_records(records: RecordDict) -> Parcel:
         if not isinstance(words, dict):
             raise TypeError("its words are no words")
         found = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
-        return Parcel(str(about["kind"]), words, found)
+        return Envelope(str(about["kind"]), words, found)
     except (KeyError, TypeError, ValueError) as error:
-        return Parcel("failed", {"reason": f"not a message of undrift's ({error})"})
+        return Envelope("failed", {"reason": f"not a message of undrift's ({error})"})
 
 
 class FlowerLink:
@@ -45,23 +45,23 @@ class FlowerLink:
     def nodes(self) -> Mapping[int, str]:
         return {info.node_id: info.name for info in self.grid.get_nodes()}
 
-    def send(self, node: int, parcel: Parcel) -> str:
-        records = to_records(parcel)
+    def send(self, node: int, envelope: Envelope) -> str:
+        records = to_records(envelope)
         self.sent += counted(records)
-        kind = "train" if parcel.kind in ("work", "state") else "query"
-        round = parcel.words.get("visit", {}).get("round", "")
+        kind = "train" if envelope.kind in ("work", "state") else "query"
+        round = envelope.header.get("visit", {}).get("round", "")
         (ticket,) = self.grid.push_messages([Message(records, node, kind, group_id=str(round))])
         return (
             ticket or f"{UNSENT}{node}"
         )  # a node that is gone is asked again as one that does not answer
 
-    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
+    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope]]:
         sent = [ticket for ticket in tickets if not ticket.startswith(UNSENT)]
         for reply in self.grid.pull_messages(sent) if sent else ():
             ticket = reply.metadata.reply_to_message_id
             if reply.has_error():
                 kind = "failed" if reply.error.code in FAILED else "absent"
-                yield ticket, Parcel(kind, {"reason": reply.error.reason})
+                yield ticket, Envelope(kind, {"reason": reply.error.reason})
                 continue
             self.received += counted(reply.content)
             yield ticket, from_records(reply.content)

@@ -1,4 +1,4 @@
-"""What travels between the server and nodes, whatever carries it: a few words and named tensors."""
+"""What travels between the server and nodes, whatever carries it: a header and named tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,31 +20,31 @@ class Stamp(NamedTuple):
     exchange: int
 
 
-NEVER = Stamp(0, 0)  # of a client that has not been visited, or begins anew
+NEVER = Stamp(0, 0)  # of a client that has not been visited, or starts again
 
 
 @record
-class Held:
+class StateStamp:
     """What the server remembers of a client: not its state, only which one it has, i.e. its stamp."""
 
     round: Col
     exchange: Col
 
     @staticmethod
-    def of(stamp: Stamp, like: Tensor) -> "Held":
+    def of(stamp: Stamp, like: Tensor) -> "StateStamp":
         """A stamp as a record that checkpoints can hold, for a client's row."""
-        return Held(*(torch.full_like(like[:1], number) for number in stamp))
+        return StateStamp(*(torch.full_like(like[:1], number) for number in stamp))
 
 
-def stamps_of(held: Held) -> list[Stamp]:
+def stamps_of(stamps: StateStamp) -> list[Stamp]:
     """The stamps in a table with a row a client."""
-    columns = held.round.flatten().tolist(), held.exchange.flatten().tolist()
+    columns = stamps.round.flatten().tolist(), stamps.exchange.flatten().tolist()
     return [Stamp(int(t), int(e)) for t, e in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A message: its kind, words that JSON can hold, tensors by name.
+class Envelope:
+    """A message: its kind, a header that JSON can hold, tensors by name.
 
     To nodes      hello, work, state (send me your state), refused
     from nodes    hello, up, state, lost (I have no such state), failed; and "absent", if the carrier says that nobody
@@ -52,14 +52,14 @@ class Parcel:
     """
 
     kind: str
-    words: Mapping[str, Any] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def packed(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
+def pack(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
     """A record as its shape, which JSON can hold, and its tensors by name.
 
-    >>> shape, arrays = packed("down", (torch.zeros(2), None))
+    >>> shape, arrays = pack("down", (torch.zeros(2), None))
     >>> list(arrays)
     ['down.0']
     """
@@ -67,7 +67,7 @@ def packed(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
     return to_json(message, found, name), found
 
 
-def unpacked(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
+def unpack(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
     """The record of a shape, made of the same classes as `like`."""
     return from_json(shape, arrays, classes_in([like]))
 

@@ -4,12 +4,14 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from undrift.codecs import make_wire
 from undrift.core.algorithm import exchanges_of
 from undrift.core.errors import InvalidInput
 from undrift.core.records import tensors
@@ -17,9 +19,9 @@ from undrift.core.rng import Key
 from undrift.core.work import Work
 from undrift.data.registry import Data
 from undrift.deploy.compatibility import differences, facts_of
-from undrift.deploy.messages import NEVER, Parcel, Stamp, digest, packed, unpacked
+from undrift.deploy.messages import NEVER, Envelope, Stamp, digest, pack, unpack
 from undrift.deploy.problems import as_client, share
-from undrift.deploy.state_store import Shelf
+from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.runs.files import lock
 from undrift.problems.model import ModelProblem
@@ -41,14 +43,16 @@ class _Lost(Exception):
         self.has = has
 
 
-def answered(experiment: Experiment, config: Config, data: Reader | None, parcel: Parcel) -> Parcel:
+def answered(
+    experiment: Experiment, config: Config, data: Reader | None, envelope: Envelope
+) -> Envelope:
     """A node's answer; also of one that is none, since it was started without what a node needs."""
     try:
         node = Node(experiment, config, data)
     except InvalidInput as error:
         log.error("%s", error)
-        return Parcel("failed", {"reason": str(error)})
-    return node.answer(parcel)
+        return Envelope("failed", {"reason": str(error)})
+    return node.answer(envelope)
 
 
 class Node:
@@ -68,45 +72,45 @@ class Node:
         ((_, method),) = experiment.methods.items()
         self.method, self.local = method.make(), experiment.local_of(experiment.labels[0])
 
-    def answer(self, parcel: Parcel) -> Parcel:
+    def answer(self, envelope: Envelope) -> Envelope:
         """The answer to a request; what goes wrong in making it is an answer, too."""
         answers = {"hello": self._hello, "work": self._work, "state": self._state}
-        if parcel.kind == "refused":
-            return self._refused(parcel.words["reasons"])
-        if parcel.kind not in answers:
-            reason = f"{self.name} cannot answer {parcel.kind!r}"
-            return Parcel("failed", {"name": self.name, "reason": reason})
+        if envelope.kind == "refused":
+            return self._refused(envelope.header["reasons"])
+        if envelope.kind not in answers:
+            reason = f"{self.name} cannot answer {envelope.kind!r}"
+            return Envelope("failed", {"name": self.name, "reason": reason})
         try:
-            return answers[parcel.kind](parcel)
+            return answers[envelope.kind](envelope)
         except _Lost as lost:
-            return self._lost(parcel.words["visit"], lost.has)
+            return self._lost(envelope.header["visit"], lost.has)
         except Exception as error:
             log.error("%s: %s: %s", self.name, type(error).__name__, error)
             reason = f"{type(error).__name__}: {error}"
-            return Parcel("failed", {"name": self.name, "reason": reason})
+            return Envelope("failed", {"name": self.name, "reason": reason})
 
     # first contact
 
-    def _hello(self, parcel: Parcel) -> Parcel:
+    def _hello(self, envelope: Envelope) -> Envelope:
         """Who is here, and what stands against working together."""
-        told, reasons = parcel.words["told"], []
+        told, reasons = envelope.header["told"], []
         facts: dict[str, Any] = {"name": self.name, "samples": 0}
         try:
             data = self._data(told)
             facts["samples"] = len(data.train[0])
             problem = as_client(self.experiment, data, _of_model(told), 0, 1)
             facts |= facts_of(self.experiment, problem.flat)
-            reasons += differences(parcel.words, facts)
+            reasons += differences(envelope.header, facts)
         except InvalidInput as error:
             reasons.append(str(error))
         if reasons:
             self._refused(reasons)
-        return Parcel("hello", {**facts, "reasons": reasons})
+        return Envelope("hello", {**facts, "reasons": reasons})
 
-    def _refused(self, reasons: list[str]) -> Parcel:
+    def _refused(self, reasons: list[str]) -> Envelope:
         for reason in reasons:
             log.error("%s is refused: %s", self.name, reason)
-        return Parcel("noted", {"name": self.name})
+        return Envelope("noted", {"name": self.name})
 
     def _share(self, config: Config) -> Data:
         if not isinstance(config.get("part"), int):
@@ -143,23 +147,26 @@ class Node:
     # work
 
     @torch.no_grad()
-    def _work(self, parcel: Parcel) -> Parcel:
+    def _work(self, envelope: Envelope) -> Envelope:
         """One visit from the state that the request names."""
-        words, visit = parcel.words, parcel.words["visit"]
+        words, visit = envelope.header, envelope.header["visit"]
         now, base = Stamp(visit["round"], visit["exchange"]), Stamp(*visit["base"])
         with lock(self._at(visit["run"])):
-            shelf, asked = Shelf(self._at(visit["run"])), digest(_plain(words), parcel.arrays)
-            stored = shelf.get(now)
+            store, asked = (
+                ClientStateStore(self._at(visit["run"])),
+                digest(_plain(words), envelope.arrays),
+            )
+            stored = store.get(now)
             if stored is not None and stored[1].get("request") == asked:
-                return Parcel("up", {"visit": visit}, _named("up", stored[0]))
+                return Envelope("up", {"visit": visit}, _named("up", stored[0]))
             problem = self._problem(words)
-            state = self._stored(shelf, base, problem)
-            up, new = self._visit(words, parcel.arrays, state, problem)
-            _, answer = packed("up", up)
-            shelf.put(now, packed("state", new)[1] | answer, {"request": asked})
-            kept = [s for s in shelf.stamps() if Stamp(*words["keep"]) <= s <= base]
-            shelf.keep([*kept, now])
-        return Parcel("up", {"visit": visit}, answer)
+            state = self._stored(store, base, problem)
+            up, new = self._visit(words, envelope.arrays, state, problem)
+            _, answer = pack("up", up)
+            store.put(now, pack("state", new)[1] | answer, {"request": asked})
+            kept = [s for s in store.stamps() if Stamp(*words["keep"]) <= s <= base]
+            store.keep([*kept, now])
+        return Envelope("up", {"visit": visit}, answer)
 
     def _visit(
         self,
@@ -170,40 +177,41 @@ class Node:
     ) -> tuple[Any, Any]:
         visit, number = words["visit"], words["visit"]["exchange"] - 1
         t = visit["round"]
-        exchange = exchanges_of(self.method, t)[number]
-        down = unpacked(words["down"], arrays, exchange.send(self.method.server(problem.x0)))
+        wire = make_wire(self.experiment.codec_choice, problem.x0)
+        exchange = replace(exchanges_of(self.method, t)[number], wire=wire)
+        down = unpack(words["down"], arrays, exchange.send(self.method.server(problem.x0)))
         key = Key(self.experiment.seeds[0], t, number)
         work = Work(
             problem, self.local.solver(t), [visit["client"]], [words["steps"]], key, single=True
         )
-        return exchange.local(down, state, work)
+        return exchange.visit(down, state, work)
 
-    def _state(self, parcel: Parcel) -> Parcel:
+    def _state(self, envelope: Envelope) -> Envelope:
         """The state itself, for a server that counts anew what it has lost count of."""
-        words, visit = parcel.words, parcel.words["visit"]
+        words, visit = envelope.header, envelope.header["visit"]
         with lock(self._at(visit["run"])):
-            shelf = Shelf(self._at(visit["run"]))
-            state = self._stored(shelf, Stamp(*visit["base"]), self._problem(words))
-        return Parcel("state", {"visit": visit}, packed("state", state)[1])
+            store = ClientStateStore(self._at(visit["run"]))
+            state = self._stored(store, Stamp(*visit["base"]), self._problem(words))
+        return Envelope("state", {"visit": visit}, pack("state", state)[1])
 
-    def _stored(self, shelf: Shelf, base: Stamp, problem: ModelProblem) -> Any:
+    def _stored(self, store: ClientStateStore, base: Stamp, problem: ModelProblem) -> Any:
         """The state of a stamp; one that was never visited begins anew, and where there are no states none is lost."""
         fresh = self.method.client(problem.x0)
         if base == NEVER or not tensors(fresh):
             return fresh
-        found = shelf.get(base)
+        found = store.get(base)
         if found is None:
-            raise _Lost(shelf.stamps())
-        return unpacked(packed("state", fresh)[0], found[0], fresh)
+            raise _Lost(store.stamps())
+        return unpack(pack("state", fresh)[0], found[0], fresh)
 
-    def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Parcel:
+    def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Envelope:
         log.warning(
             "%s has no state of round %d, which the server asks for; it has %s",
             self.name,
             visit["base"][0],
             ", ".join(f"round {stamp.round}" for stamp in has) or "none",
         )
-        return Parcel("lost", {"visit": visit})
+        return Envelope("lost", {"visit": visit})
 
     def _problem(self, words: Mapping[str, Any]) -> ModelProblem:
         told, client, N = words["told"], words["visit"]["client"], words["N"]

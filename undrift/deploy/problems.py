@@ -116,7 +116,7 @@ class Reported:
         return about | model | summary(parts, None)
 
 
-class Hollow:
+class ShapeProbe:
     """A problem without data, on which all gradients are zero: what a visit answers has the form of any answer."""
 
     def __init__(self, x0: Tensor):
@@ -137,6 +137,6 @@ class Hollow:
 @torch.no_grad()
 def form_of_answer(exchange: Exchange, down: Any, client: Any, solver: Solver, x: Tensor) -> Any:
     """An Up of the form that clients must answer with."""
-    problem: Any = Hollow(x)
-    up, _ = exchange.local(down, client, Work(problem, solver, [0], [1], Key(0, 1), single=True))
+    problem: Any = ShapeProbe(x)
+    up, _ = exchange.visit(down, client, Work(problem, solver, [0], [1], Key(0, 1), single=True))
     return up

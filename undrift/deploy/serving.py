@@ -3,23 +3,25 @@
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import numpy as np
 
+from undrift.codecs import make_wire
 from undrift.core.algorithm import Vec
 from undrift.core.errors import InvalidInput
-from undrift.deploy.buffered import Buffered
-from undrift.deploy.checks import check_kind_of_method
+from undrift.deploy.async_transport import FlowerBuffer
+from undrift.deploy.checks import check_method
 from undrift.deploy.compatibility import facts_of
 from undrift.deploy.faults import Faults
 from undrift.deploy.fleet import Fleet, Link
-from undrift.deploy.messages import NEVER, Held
+from undrift.deploy.messages import NEVER, StateStamp
 from undrift.deploy.problems import Reported, of_server
-from undrift.deploy.server import Server
 from undrift.deploy.settings import Deployment
+from undrift.deploy.transport import FlowerTransport
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import as_words
 from undrift.experiments.runs.checkpoint import Checkpoints
@@ -33,13 +35,17 @@ from undrift.experiments.runs.directory import (
     rewritten,
 )
 from undrift.experiments.runs.files import Lines, lock, read_json, write_json
-from undrift.experiments.runs.recorded import Settings, recorded
-from undrift.simulation.asynchronous.policies import Buffer, Synchronous
+from undrift.experiments.runs.recorded import Recording, recorded
+from undrift.metrics.evaluator import Evaluator
+from undrift.simulation.api import RunConfig
+from undrift.simulation.asynchronous.buffered_rounds import play_buffered_round
+from undrift.simulation.asynchronous.policies import Buffer, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.checks import check_first_records, check_fit, check_timed
-from undrift.simulation.driver import Round
+from undrift.simulation.driver import play
 from undrift.simulation.engines import Choice
-from undrift.simulation.transport import Plan
+from undrift.simulation.results import Round, State
+from undrift.simulation.transport import RunPlan
 
 log = logging.getLogger("undrift")
 
@@ -56,8 +62,8 @@ class Remote:
     def server(self, x: Vec) -> Any:
         return self.method.server(x)
 
-    def client(self, x: Vec) -> Held:
-        return Held.of(NEVER, x)
+    def client(self, x: Vec) -> StateStamp:
+        return StateStamp.of(NEVER, x)
 
     def send(self, server: Any) -> Any:
         return self.method.send(server)
@@ -95,7 +101,7 @@ def _serve(
     experiment: Experiment, link: Link, settings: Deployment, folder: Path
 ) -> Iterator[Round]:
     own, told = of_server(experiment)
-    directory = _directory(folder, experiment)
+    _directory(folder, experiment)
     known = read_json(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
     fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
     count = _count(experiment, settings, known)
@@ -109,15 +115,18 @@ def _serve(
     faults = Faults(folder, problem.names, settings.bad_replies)
     wire = _Wire(folder / WIRE, link)
     try:
-        server = _server(experiment, problem, fleet, faults, known["run"], folder)
-        kept = _kept(directory.experiment(), problem, server.plan)
+        plan, policy = _plan(experiment, problem)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        oldest = lambda: min(checkpoints.rounds(), default=None)
+        nodes = FlowerTransport(plan, fleet, policy, faults, known["run"], oldest)
         log.info("%d clients: %s", problem.N, ", ".join(problem.names))
-        for r in recorded(
-            folder, kept, play=lambda s: server.rounds(s, kept.rounds, kept.evaluate_every)
-        ):
+        config = RunConfig(Remote(plan.algorithm), plan.problem, experiment.rounds, seed=plan.seed)
+        recording = Recording(checkpoint_every=1)
+        started = partial(_rounds, nodes, experiment=experiment, policy=policy)
+        for r in recorded(folder, config, recording, play=started):
             wire.add(r.round)
             figures = ", ".join(f"{k} {v:.4g}" for k, v in figures_of(r).items() if v is not None)
-            log.info("round %d of %d: %s", r.round, kept.rounds, figures or "done")
+            log.info("round %d of %d: %s", r.round, experiment.rounds, figures or "done")
             yield r
         log.info("the run is in %s: undrift report %s", folder, folder)
     finally:
@@ -154,15 +163,8 @@ def _count(experiment: Experiment, settings: Deployment, known: Mapping[str, Any
     return names or int(number or 0)
 
 
-def _server(
-    experiment: Experiment,
-    problem: Reported,
-    fleet: Fleet,
-    faults: Faults,
-    run: str,
-    folder: Path,
-) -> Server:
-    """What carries out the rounds; what cannot be is refused."""
+def _plan(experiment: Experiment, problem: Reported) -> tuple[RunPlan, ServerPolicy]:
+    """The plan of a deployed run, and when its server steps; what cannot run is refused."""
     (label,), (seed,) = experiment.labels, experiment.seeds
     method, local = experiment.methods[label].make(), experiment.local_of(label)
     participation = experiment.participation.make()
@@ -171,31 +173,24 @@ def _server(
     check_fit(method, anyone, experiment.rounds, participation, local)
     check_timed(method, anyone, experiment.rounds, local, Population(), policy, seed)
     check_first_records(method, method.server(problem.x0))
-    check_kind_of_method(method)
+    check_method(method)
     largest = float(np.max(problem.weights))
-    plan = Plan(method, anyone, participation, local, Choice("sequential"), seed, largest)
-    checkpoints = Checkpoints(folder / "checkpoints")
-
-    def oldest() -> int | None:
-        return min(checkpoints.rounds(), default=None)
-
-    make = Buffered if isinstance(policy, Buffer) else Server
-    return make(plan, fleet, policy, faults, run, oldest)
+    wire = make_wire(experiment.codec_choice, problem.x0)
+    choice = Choice("sequential")
+    return RunPlan(method, anyone, participation, local, choice, seed, largest, wire), policy
 
 
-def _kept(experiment: Experiment, problem: Reported, plan: Plan) -> Settings:
-    """How the run is recorded: as a simulation's, with a checkpoint after every round."""
-    anyone: Any = problem
-    return Settings(
-        Remote(plan.algorithm),
-        anyone,
-        experiment.rounds,
-        plan.participation,
-        plan.local,
-        seed=plan.seed,
-        evaluate_every=experiment.evaluation.every,
-        checkpoint_every=1,
-    )
+def _rounds(
+    nodes: FlowerTransport, state: State, experiment: Experiment, policy: ServerPolicy
+) -> Iterator[Round]:
+    """The rounds after a state."""
+    plan, last = nodes.plan, experiment.rounds
+    evaluator = Evaluator(plan.problem, None, experiment.evaluation.every, last)
+    nodes.begin(state.clients)
+    if isinstance(policy, Buffer):
+        buffer = FlowerBuffer(nodes, policy, state)
+        return play(plan, buffer, state, evaluator, last, play_buffered_round)
+    return play(plan, nodes, state, evaluator, last)
 
 
 class _Wire:

@@ -21,7 +21,7 @@ from undrift.experiments.runs.files import alone, write_aside
 Stored = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and words about them
 
 
-class Shelf:
+class ClientStateStore:
     """The states of one client in one run."""
 
     def __init__(self, folder: Path):

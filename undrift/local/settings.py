@@ -1,14 +1,19 @@
-"""How clients work: how many steps, on how much data, how far."""
+"""How clients train between two messages: how many steps, on how much data, with which step size and optimiser."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
 
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value
+from undrift.core.optimiser import Optimiser
 from undrift.core.rng import Key, Purpose, stream
 from undrift.core.work import Solver
+from undrift.local.optimisers import make_optimiser
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
@@ -23,7 +28,7 @@ class Geometric:
 
 @dataclass(frozen=True)
 class Local:
-    """Local work of every visit.
+    """Local training of every visit.
 
     steps         a number; a *list* with one number a client; a *tuple* (low, high), drawn by client and visit from
                   low, ..., high; or Geometric(p), drawn by round
@@ -32,7 +37,9 @@ class Local:
                   last minibatch is short where the numbers do not divide.
     lr            the step size, or a list with one a round
     decay         lr is multiplied by this after every round
-    momentum      of the local solver; its buffer starts at zero in every visit
+    optimiser     "sgd", "momentum", or a custom pair (init, update) of functions (undrift.core.optimiser); its state is
+                  reset in every visit
+    momentum      of "sgd" and "momentum", by default 0 and 0.9
     weight_decay  part of the gradient, so that it enters control variates and momenta
     clip          the largest norm of a minibatch gradient, weight decay not included
 
@@ -49,11 +56,13 @@ class Local:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    optimiser: str | Optimiser | tuple[Callable[..., Any], Callable[..., Any]] = "sgd"
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "lr"):  # arrays and tensors are as good as lists
-            if hasattr(getattr(self, name), "tolist"):
-                object.__setattr__(self, name, getattr(self, name).tolist())
+            value = vars(self)[name]
+            if isinstance(value, (np.ndarray, np.generic, Tensor)):
+                object.__setattr__(self, name, value.tolist())
         if self.steps is not None and self.epochs is not None:
             raise InvalidInput("Local: give steps or epochs, not both")
         if isinstance(self.steps, Geometric):
@@ -69,6 +78,7 @@ class Local:
         check_value("Local", "momentum", self.momentum, float, within="[0, 1)")
         check_value("Local", "weight_decay", self.weight_decay, float, within="[0, inf)")
         check_value("Local", "clip", self.clip, float, None, within="(0, inf)")
+        make_optimiser(self.optimiser, self.momentum)
 
     def check(self, N: int, rounds: int) -> None:
         """Raise InvalidInput if a list does not fit the number of clients or rounds."""
@@ -96,13 +106,13 @@ class Local:
         return min(self.lr) if isinstance(self.lr, Sequence) else self.lr
 
     def solver(self, t: int) -> Solver:
-        """The local solver of round t (a first contact, t = 0, has round 1's)."""
+        """The local solver of round t (the initialisation round, t = 0, has round 1's)."""
         t = max(t, 1)
         lr = self.lr[t - 1] if isinstance(self.lr, Sequence) else self.lr
         return Solver(
             float(lr) * self.decay ** (t - 1),
             self.batch,
-            self.momentum,
+            make_optimiser(self.optimiser, self.momentum),
             self.weight_decay,
             self.clip,
         )

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from undrift.compiler.inductor import DECOMPOSITIONS
+
 WORD = (1 << 32) - 1
 SIGN = 1 << 31
 BITS = 24  # of the number that is compared with p
@@ -67,6 +69,9 @@ def _halves(seed: Tensor) -> tuple[Tensor, Tensor]:
     mixed = (seed ^ (seed >> 32)) * 0x1E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
     return mixed & WORD, mixed >> 32
+
+
+DECOMPOSITIONS[torch.ops.undrift.kept.default] = kept_compiled
 
 
 @kept.register_fake

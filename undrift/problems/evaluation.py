@@ -1,4 +1,4 @@
-"""What is recorded of a model: its quality on data held out, on those of clients, and the objective's gradient."""
+"""Metrics of a model: its quality on held-out data and on those of clients, and the objective's gradient."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 2048
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
-FIGURES = ("test", "train", "clients", "gradient")
+METRICS = ("test", "train", "clients", "gradient")
 
 
 def in_batches(n: int) -> list[slice]:
@@ -24,32 +24,27 @@ def in_batches(n: int) -> list[slice]:
     return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
 
 
-def evaluated(problem: "ModelProblem", x: Tensor) -> dict[str, float]:
-    """The figures that a problem asks for, of one model."""
-    found: dict[str, float] = {}
-    for figure in problem.figures:
-        if figure == "test":
-            found |= _quality(problem, x, *(problem.test or problem.held))
-        elif figure == "train":
-            quality = _quality(problem, x, *problem.held)
-            found |= {f"train_{name}": value for name, value in quality.items()}
-        elif figure == "clients":
-            found |= _by_client(problem, x)
-        else:
-            found |= {"grad_norm": _gradient_norm(problem, x)}
-    return found
+def evaluate(problem: "ModelProblem", name: str, x: Tensor) -> dict[str, float]:
+    """One of METRICS, of one model."""
+    if name == "test":
+        return _quality(problem, x, *(problem.test or problem.held))
+    if name == "train":
+        quality = _quality(problem, x, *problem.held)
+        return {f"train_{metric}": value for metric, value in quality.items()}
+    if name == "clients":
+        return _by_client(problem, x)
+    return {"grad_norm": _gradient_norm(problem, x)}
 
 
-def each_evaluated(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]:
-    """The same of several models, `[models, D]`: all of them on a batch at once where that is possible."""
+def evaluate_each(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]:
+    """The default metrics of several models, `[models, D]`: all of them on a batch at once where that is possible."""
     X, Y = problem.test or problem.held
     ignored = not Y.is_floating_point() and bool((Y < 0).any())
-    if problem.figures != ("test",) or len(x) == 1 or ignored:
-        return [evaluated(problem, row) for row in x]
+    if problem.default_metrics != ("test",) or len(x) == 1 or ignored:
+        return [problem.evaluate(row) for row in x]
     if len(x) > MODELS_AT_ONCE:
-        return [
-            found for some in x.split(MODELS_AT_ONCE) for found in each_evaluated(problem, some)
-        ]
+        parts = [evaluate_each(problem, some) for some in x.split(MODELS_AT_ONCE)]
+        return [metrics for part in parts for metrics in part]
     flat, total, right = problem.flat, torch.zeros(len(x), dtype=torch.float64), 0
     flat.template.eval()
     classified = False
@@ -57,16 +52,17 @@ def each_evaluated(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]
         for some in in_batches(len(X)):
             inputs, target = problem.prepared(X[some]), Y[some]
             output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
-            total += vmap(lambda out: problem.loss(out, target))(output).double() * len(target)  # noqa: B023
+            losses = vmap(lambda out: problem.loss(out, target))(output)  # noqa: B023
+            total += losses.double().cpu() * len(target)
             classified = _is_classification(output[0], target)
             if classified:
                 right = right + (output.argmax(2) == target).flatten(1).sum(1)
     n = len(X)
-    losses = [{"loss": each / n} for each in total.tolist()]
+    found = [{"loss": each / n} for each in total.tolist()]
     if not classified:
-        return losses
+        return found
     rates = [count / Y.numel() for count in torch.as_tensor(right).tolist()]
-    return [{**loss, "accuracy": rate} for loss, rate in zip(losses, rates, strict=True)]
+    return [{**loss, "accuracy": rate} for loss, rate in zip(found, rates, strict=True)]
 
 
 def _quality(problem: "ModelProblem", x: Tensor, X: Tensor, Y: Tensor) -> dict[str, float]:
@@ -96,11 +92,11 @@ def _by_client(problem: "ModelProblem", x: Tensor) -> dict[str, float]:
             X, Y = problem.test[0][known], problem.test[1][known]
             parts = by_name(problem.test_clients[known].numpy())
     found = [_quality(problem, x, X[part], Y[part]) for part in map(parts.of, range(parts.N))]
-    figures = _mean_and_worst("client_loss", [f["loss"] for f in found], worst="high")
+    metrics = _mean_and_worst("client_loss", [f["loss"] for f in found], worst="high")
     if "accuracy" in found[0]:
         rates = [f["accuracy"] for f in found]
-        figures |= _mean_and_worst("client_accuracy", rates, worst="low")
-    return figures
+        metrics |= _mean_and_worst("client_accuracy", rates, worst="low")
+    return metrics
 
 
 def _gradient_norm(problem: "ModelProblem", x: Tensor) -> float:

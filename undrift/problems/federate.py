@@ -1,5 +1,6 @@
 """A federation from a model and data: whatever they come as, checked and laid out."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from undrift.core.rng import Key, Purpose, generator
 from undrift.data.augment import CropFlip
 from undrift.data.partitions import Natural, Partition, Parts, Samples, as_parts
 from undrift.data.registry import Data
-from undrift.problems.evaluation import FIGURES
+from undrift.problems.evaluation import METRICS
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import labels_of
 from undrift.problems.model import Loss, ModelProblem, Prepare
@@ -31,9 +32,11 @@ def federate(
     weights: str | Sequence[float] | Tensor = "uniform",
     prepare: Prepare | None = None,
     augment: CropFlip | None = None,
-    figures: str | Sequence[str] = ("test",),
+    metrics: str | Sequence[str] = ("test",),
     test_samples: int | None = None,
     seed: int = 0,
+    device: str | torch.device | None = None,
+    figures: str | Sequence[str] | None = None,
 ) -> ModelProblem:
     """A federation from a model and data.
 
@@ -45,10 +48,13 @@ def federate(
                   n_i / n (Wang et al.), or numbers.  Every method averages with them.
     prepare       makes model inputs `[b, ...]` from a batch of stored ones, e.g. images kept as bytes
     augment       ud.CropFlip(): random crops and mirror images in training
-    figures       what to record of a model: "test" loss and accuracy (of the training data if there are no others),
-                  "train", "clients" (mean and worst tenth), "gradient" (norm of the global objective's)
+    metrics       what to record of a model: "test" loss and accuracy (of the training data if there are no others),
+                  "train", "clients" (mean and worst tenth), "gradient" (norm of the global objective's);
+                  `ud.run(metrics=...)` overrides it
     test_samples  evaluate on so many of the test samples, drawn once
     seed          of the partition
+    device        where everything is computed, e.g. "cuda"; by default where the model is
+    figures       the old name of `metrics`
 
     >>> import undrift as ud, torch.nn.functional as F
     >>> data = torch.randn(20, 2), torch.arange(20) % 3
@@ -86,11 +92,19 @@ def federate(
 
     samples = Samples(len(X), labels_of(Y), column, None if natural is None else natural.numpy())
     parts = as_parts(clients, samples, seed)
-    for figure in (figures := [figures] if isinstance(figures, str) else figures):
-        if figure not in FIGURES:
-            raise unknown("figure", figure, FIGURES)
+    if figures is not None:
+        warnings.warn("federate: figures is now called metrics", DeprecationWarning, stacklevel=2)
+        metrics = figures
+    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for name in names:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+    flat = FlatModel(model, _device(device))
+    place = flat.x0.device
+    X, Y = X.to(place), Y.to(place)
+    held_out = None if held_out is None else (held_out[0].to(place), held_out[1].to(place))
     return ModelProblem(
-        FlatModel(model),
+        flat,
         loss,
         X,
         Y,
@@ -99,9 +113,31 @@ def federate(
         _weights(weights, parts.sizes),
         prepare,
         augment,
-        tuple(figures),
+        names,
         _renumbered(test_natural, parts) if isinstance(clients, Natural) else None,
     )
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    """A device that is there."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidInput(
+            f"device must be 'cpu', 'cuda', 'cuda:1' or the like, got {device!r}"
+        ) from error
+    if found.type == "cuda":
+        count = torch.cuda.device_count()
+        if (found.index or 0) >= count:
+            there = f"{count} CUDA devices are" if count else "no CUDA device is"
+            raise InvalidInput(f"device {str(found)!r}: {there} available here: use device='cpu'")
+    elif found.type not in ("cpu", "mps"):
+        raise InvalidInput(f"device {str(found)!r} is not supported: use 'cpu' or 'cuda'")
+    elif found.type == "mps" and not torch.backends.mps.is_available():
+        raise InvalidInput("device 'mps' is not available here: use device='cpu'")
+    return found
 
 
 def _renumbered(test_clients: Tensor | None, parts: Parts) -> Tensor | None:

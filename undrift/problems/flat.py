@@ -20,7 +20,7 @@ class FlatModel:
     torch.Size([9])
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, device: torch.device | None = None):
         for name, layer in module.named_modules():
             if isinstance(layer, _NormBase) and layer.track_running_stats:
                 raise InvalidInput(
@@ -28,7 +28,7 @@ class FlatModel:
                     "and cannot be averaged with them: ud.group_norm(model) puts GroupNorm in its place"
                 )
         self.original = module
-        self.template = deepcopy(module)
+        self.template = deepcopy(module).to(device)
         self.dropouts = keyed(self.template)
         named = [(n, p) for n, p in self.template.named_parameters() if p.requires_grad]
         if not named:

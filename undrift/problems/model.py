@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.core.rng import Key
 from undrift.data.augment import CropFlip
 from undrift.data.partitions import Parts
-from undrift.problems.evaluation import evaluated, in_batches
+from undrift.problems.evaluation import METRICS, evaluate, in_batches
 from undrift.problems.fitting import check_fit
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import (
@@ -50,11 +51,11 @@ class ModelProblem:
         weights: np.ndarray,
         prepare: Prepare | None,
         augment: CropFlip | None,
-        figures: tuple[str, ...],
+        metrics: tuple[str, ...],
         test_clients: Tensor | None,
     ):
         self.flat, self.loss, self.X, self.Y, self.test = flat, loss, X, Y, test
-        self.parts, self.weights, self.figures = parts, weights, figures
+        self.parts, self.weights, self.default_metrics = parts, weights, metrics
         self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
         self.index = torch.as_tensor(parts.index)
         self.x0 = flat.x0
@@ -95,7 +96,11 @@ class ModelProblem:
         return self._draw(sources(self.parts, clients, keys), steps, batch)
 
     def _draw(self, each: Sequence[Source], steps: Sequence[int], batch: int | None) -> Minibatches:
-        return draw(each, steps, batch, self.seeded, self.augment, self.index.__getitem__)
+        return draw(each, steps, batch, self.seeded, self.augment, self._numbers)
+
+    def _numbers(self, positions: Tensor) -> Tensor:
+        """The numbers of the samples at these positions of the index, where the data are."""
+        return self.index[positions].to(self.X.device)
 
     @property
     def seeded(self) -> bool:
@@ -144,8 +149,16 @@ class ModelProblem:
             found.append(total)
         return found[0] if y.dim() == 1 else torch.stack(found)
 
+    metric_names = METRICS
+
     def evaluate(self, x: Tensor) -> dict[str, float]:
-        return evaluated(self, x)
+        found: dict[str, float] = {}
+        for name in self.default_metrics:
+            found |= evaluate(self, name, x)
+        return found
+
+    def evaluate_metric(self, name: str, x: Tensor) -> dict[str, float]:
+        return evaluate(self, name, x)
 
     @cached_property
     def held(self) -> tuple[Tensor, Tensor]:
@@ -172,6 +185,18 @@ class ModelProblem:
     def batch_bytes(self, batch: int | None) -> int:
         """What one client's minibatch takes while it is computed: inputs, and activations by rule of thumb."""
         return 4 * self.widest(batch) * self.prepared(self.X[:1]).nbytes
+
+    def step_flops(self, batch: int | None) -> float:
+        """Floating-point operations of one client's gradient: forward, and twice as many backward."""
+        return 3 * self.widest(batch) * self._forward_flops
+
+    @cached_property
+    def _forward_flops(self) -> float:
+        """Of one sample: counted once, on one sample; at least those of a dense model of this size."""
+        self.flat.template.eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            self.flat(self.x0, self.prepared(self.X[:1]))
+        return float(max(counter.get_total_flops(), 2 * self.x0.numel()))
 
     @cached_property
     def not_batched(self) -> str | None:
@@ -290,6 +315,10 @@ class ModelProblem:
     def module(self, x: Tensor) -> nn.Module:
         """The model with these parameters."""
         return self.flat.module(x)
+
+    def named_parameters(self, x: Tensor) -> dict[str, Tensor]:
+        """The parameters in a vector, by their names in the model."""
+        return self.flat.parameters(x)
 
     def heterogeneity(self) -> Heterogeneity:
         """How much clients differ, in numbers."""

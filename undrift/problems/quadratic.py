@@ -101,6 +101,8 @@ class Quadratic:
         """Itself: nothing in it is ever changed."""
         return self
 
+    not_shared = None  # threads may compute different clients side by side
+
     # what the compiled engine asks
 
     @property

@@ -1,53 +1,42 @@
-"""Carrying out one exchange: send, visit, check, average, update; bytes booked where they cross the wire."""
+"""From clients' answers to the server's step: decode, check, add up, update; bytes are counted where they cross the wire."""
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Cohort, Exchange
+from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import Diverged, MethodFailure
-from undrift.core.records import fits, map_tensors, nbytes, rebuild, tensors
+from undrift.core.records import check_records, fits, map_tensors, nbytes, rebuild, tensors
 from undrift.core.rng import Key
-from undrift.core.work import Solver, Work
+from undrift.core.work import Solver
 from undrift.problems import Problem
 from undrift.simulation.client_states import ClientStates, States
-from undrift.simulation.engines import Added, Engine, Results
+from undrift.simulation.participants import Participants, cohort_of
 
 log = logging.getLogger("undrift")
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What stays the same during a round: who computes, on what, how."""
-
-    problem: Problem
-    engine: Engine
-    chunk: int
-    solver: Solver
-
-
-@dataclass(frozen=True)
-class Party:
-    """The clients of one exchange, in ascending order, with their weights in the mean and their steps."""
+class ClientResults(NamedTuple):
+    """What some clients answer, with a row each; or, if `summed`, the weighted sum of it, which is known to be finite."""
 
     clients: Sequence[int]
-    weights: Sequence[float]
-    steps: Sequence[int]
-    share: Sequence[float]  # of the population's weight, client by client
-    staleness: Sequence[int] | None = None  # of the models they worked on; None: all fresh
+    up: Any
+    state: Any
+    summed: bool = False
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What an exchange cost, and whom it lost."""
+    """What an exchange cost, and whose answers could not be used."""
 
     bytes_down: int = 0
     bytes_up: int = 0
@@ -61,10 +50,32 @@ class Traffic:
         )
 
 
-def finite(t: Tensor) -> bool:
+@dataclass(frozen=True)
+class PartialAggregate:
+    """What the answers of some clients come to.  All that the server needs of them are sums."""
+
+    clients: list[int]  # those whose answers could be used, in ascending order
+    total: Any  # the weighted sum of their Ups; None if there is none
+    weight: float
+    states: States  # their new states, not written yet
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an exchange leads to: the mean of the Ups, or None if the server does not step, and who is still there."""
+
+    mean: Any
+    cohort: Cohort | None
+    traffic: Traffic
+    lost: tuple[int, ...] = ()  # clients that do not come to the round's next exchange
+    amend: Callable[[Any], Any] | None = None  # what becomes of the server after its step
+
+
+def is_finite(t: Tensor) -> bool:
     """Whether all numbers are finite: where their sum is they are, which takes less to see than each of them.
 
-    >>> finite(torch.tensor([1.0, torch.nan])), finite(torch.tensor([3e38, 3e38]))
+    >>> is_finite(torch.tensor([1.0, torch.nan])), is_finite(torch.tensor([3e38, 3e38]))
     (False, True)
     """
     return math.isfinite(float(t.sum())) or bool(t.isfinite().all())
@@ -76,7 +87,7 @@ class RunningSum:
     def __init__(self) -> None:
         self.sums: list[Tensor] | None = None
         self.weight = 0.0
-        self.shape: Any = None
+        self.form: Any = None
 
     def add(self, rows: Any, which: Sequence[int], weights: Sequence[float]) -> None:
         """Add these rows, one after another."""
@@ -84,7 +95,7 @@ class RunningSum:
             return  # what is wrong with all of them may be their shape
         columns = tensors(rows)
         if self.sums is None:
-            self.shape = rows
+            self.form = rows
             self.sums = [torch.zeros_like(t[0]) for t in columns]
         for total, t in zip(self.sums, columns, strict=True):
             each = t.unbind()
@@ -96,7 +107,7 @@ class RunningSum:
     def add_sum(self, record: Any, weights: Sequence[float]) -> None:
         """Add what is already the sum of rows with these weights."""
         sums = tensors(record)
-        self.shape = record
+        self.form = record
         self.sums = (
             sums if self.sums is None else [a + b for a, b in zip(self.sums, sums, strict=True)]
         )
@@ -104,146 +115,105 @@ class RunningSum:
             self.weight += weight
 
     def add_all(self, rows: Any, weights: Sequence[float]) -> bool:
-        """Add all rows, if sums stay finite as they do unless some row is not; otherwise change nothing.
+        """Add all rows if the sums stay finite, as they do unless some row is not; otherwise change nothing.
 
         To look at the sums takes less than to look at every row, if there are several.
         """
         if len(weights) == 1:
-            sound = all(map(finite, tensors(rows)))
+            sound = all(map(is_finite, tensors(rows)))
             self.add(rows, [0] if sound else [], weights)
             return sound
         before = None if self.sums is None else [total.clone() for total in self.sums], self.weight
         self.add(rows, range(len(weights)), weights)
-        if all(map(finite, self.sums or ())):
+        if all(map(is_finite, self.sums or ())):
             return True
         self.sums, self.weight = before
         return False
 
     def total(self) -> Any:
         """The sum, a record like those that were added; None if there were none."""
-        return None if self.sums is None else rebuild(self.shape, iter(self.sums))
+        return None if self.sums is None else rebuild(self.form, iter(self.sums))
 
 
-@dataclass(frozen=True)
-class Part:
-    """What visits to some clients of an exchange came to.  All that the server needs of them are sums."""
-
-    clients: list[int]  # those whose answers could be used, in ascending order
-    total: Any  # the weighted sum of their Ups; None if there is none
-    weight: float
-    states: States  # their new states, not written yet
-    traffic: Traffic
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an exchange leads to: nothing is written yet."""
-
-    server: Any
-    states: States
-    traffic: Traffic
-
-
-def carry_out(
+@torch.no_grad()
+def aggregate(
+    results: Iterable[ClientResults],
     exchange: Exchange,
-    server: Any,
     states: ClientStates,
-    party: Party,
-    setting: Setting,
-    key: Key,
-) -> Outcome:
-    """One exchange with clients that are visited here: send, visit, check, average, update."""
-
-    def collect(down: Any) -> list[Part]:
-        return [visited(exchange.local, down, states, party, setting, key)]
-
-    return concluded(exchange, server, party, setting, key, collect)
-
-
-@torch.no_grad()
-def visited(
-    local: Callable[[Any, Any, Work], tuple[Any, Any]],
-    down: Any,
-    states: ClientStates,
-    party: Party,
-    setting: Setting,
-    key: Key,
-) -> Part:
-    """Visit clients, check what they answer, add it up."""
-    problem, solver = setting.problem, setting.solver
-    steps = dict(zip(party.clients, party.steps, strict=True))
-
-    def lend(clients: Sequence[int], single: bool) -> Work:
-        return Work(problem, solver, clients, [steps[i] for i in clients], key, single)
-
-    engine, chunk = setting.engine, setting.chunk
-    results = engine(local, down, states, party.clients, lend, chunk, party.weights)
-    return collected(results, states, party, problem, key.round)
-
-
-@torch.no_grad()
-def collected(
-    results: Results, states: ClientStates, party: Party, problem: Problem, t: int
-) -> Part:
-    """Check what clients answered, add it up."""
-    weight_of = dict(zip(party.clients, party.weights, strict=True))
+    participants: Participants,
+    problem: Problem,
+    t: int,
+    discount: Mapping[int, float] | None = None,
+) -> PartialAggregate:
+    """Check what clients answered, and add it up; with `discount`, each times a factor of its client."""
+    weight_of = dict(zip(participants.clients, participants.weights, strict=True))
     ups, traffic = RunningSum(), Traffic()
     present: list[int] = []
     new_states: States = []
-    for clients, up, client in results:
+    for clients, up, client, summed in results:
         states.check(client, f"round {t}")
         weights = [weight_of[i] for i in clients]
-        if isinstance(up, Added):  # nothing in it is wrong
-            ups.add_sum(up.record, weights)
+        if summed:
+            ups.add_sum(up, weights)
             new_states.append((clients, client))
-            traffic += Traffic(bytes_up=nbytes(up.record) * len(clients))
+            traffic += Traffic(bytes_up=nbytes(up) * len(clients))
             present += clients
             continue
+        sent = nbytes(up)
+        up = _decode(exchange, up, t)
+        if discount:
+            factors = [discount.get(i, 1.0) for i in clients]
+            up = map_tensors(partial(_scale_rows, factors=factors), up)
         fit = fits(up, client, len(clients), problem.x0)
-        if fit and _finite(client) and ups.add_all(up, weights):
+        if fit and _rows_are_finite(client) and ups.add_all(up, weights):
             good = list(range(len(clients)))
         else:
-            sound = _sound(up, client, len(clients)) if fit else [False] * len(clients)
+            sound = _finite_rows(up, client, len(clients)) if fit else [False] * len(clients)
             good = [row for row, ok in enumerate(sound) if ok]
             ups.add(up, good, weights)
-        kept = client if len(good) == len(clients) else _rows(client, good)
+        kept = client if len(good) == len(clients) else map_tensors(lambda c: c[good], client)  # noqa: B023 (used at once)
         new_states.append(([clients[row] for row in good], kept))
         lost = tuple(clients[row] for row in sorted({*range(len(clients))} - {*good}))
-        traffic += Traffic(bytes_up=nbytes(up), left_out=lost)
+        traffic += Traffic(bytes_up=sent, left_out=lost)
         present += [clients[row] for row in good]
-    return Part(present, ups.total(), ups.weight, new_states, traffic)
+    return PartialAggregate(present, ups.total(), ups.weight, new_states, traffic)
+
+
+def _decode(exchange: Exchange, payload: Any, t: int) -> Any:
+    wire = exchange.wire
+    if wire is None:
+        return payload
+
+    def decode() -> Any:
+        up = wire.decode(payload)
+        check_records(up)
+        return up
+
+    return run_stage("decode", t, decode)
+
+
+def join_partials(parts: Sequence[PartialAggregate]) -> PartialAggregate:
+    """Partial aggregates as one, added one after another; a single one stays as it is."""
+    first, *others = [part for part in parts if part.clients] or parts[:1]
+    totals = tensors(first.total)
+    for part in others:
+        totals = [a + b for a, b in zip(totals, tensors(part.total), strict=True)]
+    traffic = sum((part.traffic for part in parts), Traffic())
+    return PartialAggregate(
+        [i for part in parts for i in part.clients],
+        rebuild(first.total, iter(totals)),
+        sum((part.weight for part in others), first.weight),
+        [each for part in parts for each in part.states],
+        replace(traffic, left_out=tuple(sorted(traffic.left_out))),
+    )
 
 
 @torch.no_grad()
-def concluded(
-    exchange: Exchange,
-    server: Any,
-    party: Party,
-    setting: Setting,
-    key: Key,
-    collect: Callable[[Any], Sequence[Part]],
-) -> Outcome:
-    """One exchange whose visits `collect` makes, wherever they take place; parts are added in the order given."""
+def reply_of(
+    part: PartialAggregate, participants: Participants, problem: Problem, solver: Solver, key: Key
+) -> Reply:
+    """The mean of what clients sent, and what the server is told of them; raises Diverged if nobody's can be used."""
     t = key.round
-    down, size = _stage("send", t, lambda: _sized(exchange.send(server)))
-    parts = collect(down)
-    outcome = stepped(exchange.update, server, parts, party, setting.problem, setting.solver, t)
-    sent = Traffic(bytes_down=size * len(party.clients))
-    return replace(outcome, traffic=sent + outcome.traffic)
-
-
-@torch.no_grad()
-def stepped(
-    update: Callable[[Any, Any, Cohort], Any],
-    server: Any,
-    parts: Sequence[Part],
-    party: Party,
-    problem: Problem,
-    solver: Solver,
-    t: int,
-) -> Outcome:
-    """The server's step on what came."""
-    part = _joined(parts)
     for i in part.traffic.left_out:
         log.warning("round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i)
     if not part.clients:
@@ -254,89 +224,60 @@ def stepped(
             None,
         )
     mean = map_tensors(lambda total: total / part.weight, part.total)
-    position = {i: j for j, i in enumerate(party.clients)}
-    present = sorted(position[i] for i in part.clients)
-    cohort = _cohort(problem, solver, party, present, t)
-    updated = _stage("update", t, lambda: update(server, mean, cohort))
-    if not all(map(finite, tensors(updated))):
+    position = {i: j for j, i in enumerate(participants.clients)}
+    present = participants.at(sorted(position[i] for i in part.clients))
+    return Reply(mean, cohort_of(present, problem, solver, key), part.traffic)
+
+
+@torch.no_grad()
+def step_server(exchange: Exchange, server: Any, reply: Reply, t: int) -> Any:
+    """The server's step on the mean of what came."""
+    assert reply.cohort is not None
+    cohort = reply.cohort
+    updated = run_stage("update", t, lambda: exchange.update(server, reply.mean, cohort))
+    if not all(map(is_finite, tensors(updated))):
         raise Diverged(
             f"round {t}: the server's state would become NaN or Inf; a smaller lr may help", t, None
         )
-    return Outcome(updated, part.states, part.traffic)
+    return updated
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    """Parts as one, added one after another; a single one stays as it is."""
-    first, *others = [part for part in parts if part.clients] or parts[:1]
-    totals = tensors(first.total)
-    for part in others:
-        totals = [a + b for a, b in zip(totals, tensors(part.total), strict=True)]
-    traffic = sum((part.traffic for part in parts), Traffic())
-    return Part(
-        [i for part in parts for i in part.clients],
-        rebuild(first.total, iter(totals)),
-        sum((part.weight for part in others), first.weight),
-        [each for part in parts for each in part.states],
-        replace(traffic, left_out=tuple(sorted(traffic.left_out))),
-    )
+def send(exchange: Exchange, server: Any, t: int) -> Any:
+    """What travels to clients."""
+
+    def message() -> Any:
+        down = exchange.send(server)
+        check_records(down)
+        return down
+
+    return run_stage("send", t, message)
 
 
-def _sized(message: Any) -> tuple[Any, int]:
-    """A message and its bytes."""
-    return message, nbytes(message)
-
-
-def _cohort(
-    problem: Problem, solver: Solver, party: Party, present: Sequence[int], t: int
-) -> Cohort:
-    ages = party.staleness or [0] * len(party.clients)
-    rows = [[each[j] for j in present] for each in (party.weights, party.steps, ages)]
-    weights, steps, staleness = np.array(rows, dtype=np.float64)  # tiny, where torch is slower
-    weights = weights / weights.sum()
-    return Cohort(
-        round=t,
-        S=len(present),
-        N=problem.N,
-        share=sum(party.share[j] for j in present),
-        weights=torch.from_numpy(weights),
-        staleness=torch.from_numpy(staleness),
-        lr=solver.lr,
-        K=float(weights @ steps),
-    )
-
-
-def _finite(record: Any) -> bool:
-    """Whether a sum over each row is finite, which it is not if a number in it is not."""
-    return all(bool(t.sum(1).isfinite().all()) for t in tensors(record))
-
-
-def _sound(up: Any, client: Any, count: int) -> list[bool]:
-    """Whether each row may enter the mean: all numbers in it are finite."""
-    sound = torch.ones(count, dtype=torch.bool)
-    for t in (*tensors(up), *tensors(client)):
-        sound &= t.isfinite().all(1).cpu()
-    return sound.tolist()
-
-
-def _rows(record: Any, rows: list[int]) -> Any:
-    return rebuild(record, iter([t[rows] for t in tensors(record)]))
-
-
-def _stage(name: str, t: int, function: Callable[[], T]) -> T:
+def run_stage(name: str, t: int, function: Callable[[], T]) -> T:
+    """Run code of a method on the server; its errors name round and stage."""
     try:
         return function()
+    except NotBatchable:
+        raise
     except Exception as error:
         where = f"server, round {t}, stage {name}"
         raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def to_one(party: Party, chosen: int) -> Party:
-    """The same party with a single client in it."""
-    j = chosen
-    return replace(
-        party,
-        clients=[party.clients[j]],
-        weights=[1.0],
-        steps=[party.steps[j]],
-        share=[party.share[j]],
-    )
+def _scale_rows(t: Tensor, factors: Sequence[float]) -> Tensor:
+    if t.dim() == 0 or len(t) != len(factors):
+        return t  # of a wrong shape, and left out for it
+    return t * t.new_tensor(factors).view(-1, *[1] * (t.dim() - 1))
+
+
+def _rows_are_finite(record: Any) -> bool:
+    """Whether a sum over each row is finite, which it is not if a number in it is not."""
+    return all(bool(t.sum(1).isfinite().all()) for t in tensors(record))
+
+
+def _finite_rows(up: Any, client: Any, count: int) -> list[bool]:
+    """Whether each row may enter the mean: all numbers in it are finite."""
+    sound = torch.ones(count, dtype=torch.bool)
+    for t in (*tensors(up), *tensors(client)):
+        sound &= t.isfinite().all(1).cpu()
+    return sound.tolist()

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm, exchanges_of
+from undrift.core.algorithm import Algorithm, ChecksRun, MayNeedEqualSteps, exchanges_of
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import Spec, check_value
-from undrift.core.records import check_records
+from undrift.core.hyper import check_value, spec_of
+from undrift.core.records import check_records, children
 from undrift.core.rng import Key
 from undrift.local.settings import Geometric, Local
 from undrift.problems import Problem
@@ -49,7 +49,8 @@ def check_first_records(algorithm: Algorithm, server: Any) -> None:
         check_records(server, algorithm.send(server))
     except TypeError as error:
         raise InvalidInput(f"{name}: {error}") from error
-    if not isinstance(getattr(server, "x", None), Tensor):
+    inside = children(server) or {}
+    if not isinstance(inside.get("x"), Tensor):
         raise InvalidInput(f"{name}: the server's record needs a field x, the model")
 
 
@@ -59,16 +60,12 @@ def check_fit(
     """Refuse what a method is not defined for."""
     participation.check(problem.N, rounds)
     local.check(problem.N, rounds)
-    own_check = getattr(algorithm, "check", None)
-    if own_check is not None:
-        own_check(problem.N, rounds)
-    spec: Spec | None = getattr(algorithm, "spec", None)
-    if spec is None:
-        return
+    if isinstance(algorithm, ChecksRun):
+        algorithm.check(problem.N, rounds)
+    spec = spec_of(algorithm)
     if spec.everyone and not isinstance(participation, Everyone):
         raise InvalidInput(f"{spec.name} is defined for full participation: use ud.Everyone()")
-    equal_steps = getattr(algorithm, "equal_steps", spec.equal_steps)
-    if equal_steps and local.unequal(problem):
+    if needs_equal_steps(algorithm) and local.unequal(problem):
         raise InvalidInput(f"{spec.name} needs the same number of steps of every client")
     if spec.adds_states and isinstance(participation, Weighted):
         raise InvalidInput(
@@ -77,10 +74,22 @@ def check_fit(
         )
     if spec.divides_by_lr and local.smallest_lr == 0:
         raise InvalidInput(f"{spec.name} divides by the local step size: lr must be positive")
-    if local.momentum and not spec.local_momentum:
+    optimiser = local.solver(1).optimiser
+    if optimiser is not None and not spec.local_momentum:
         raise InvalidInput(
-            f"{spec.name} has a local rule of its own: use ud.Local(momentum=0) with it"
+            f"{spec.name} has a local rule of its own: use ud.Local(optimiser='sgd', momentum=0) with it"
         )
+    if optimiser is not None and spec.linear_optimiser and not optimiser.linear:
+        raise InvalidInput(
+            f"{spec.name} normalises by what a linear optimiser makes of gradients: use 'sgd' or 'momentum' with it"
+        )
+
+
+def needs_equal_steps(algorithm: Algorithm) -> bool:
+    """Whether a method, with its hyper-parameters, needs the same number of steps of every client."""
+    if isinstance(algorithm, MayNeedEqualSteps):
+        return algorithm.equal_steps
+    return spec_of(algorithm).equal_steps
 
 
 def check_timed(
@@ -101,19 +110,17 @@ def check_timed(
         )
     population.check(problem.N)
     server.check(problem.N)
-    spec: Spec | None = getattr(algorithm, "spec", None)
-    name = type(algorithm).__name__ if spec is None else spec.name
+    spec = spec_of(algorithm)
+    name = spec.name
     waits_for_all = isinstance(server, Synchronous) or (
         isinstance(server, Buffer) and server.size == problem.N
     )
-    if spec is not None and spec.everyone and not (waits_for_all and population.keeps_everyone):
+    if spec.everyone and not (waits_for_all and population.keeps_everyone):
         raise InvalidInput(
             f"{name} is defined for full participation: use ud.Synchronous() and a population in which nobody is away "
             "or vanishes"
         )
-    if population.budget is not None and getattr(
-        algorithm, "equal_steps", spec and spec.equal_steps
-    ):
+    if population.budget is not None and needs_equal_steps(algorithm):
         raise InvalidInput(f"{name} needs the same number of steps of every client: set no budget")
     if isinstance(server, Buffer):
         _check_one_exchange(algorithm, name, rounds)

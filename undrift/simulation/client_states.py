@@ -1,4 +1,4 @@
-"""What clients remember: one row a client, made when its state is first written."""
+"""Client states between visits: one row per client, made when its state is first written."""
 
 import mmap
 import os
@@ -73,9 +73,8 @@ class ClientStates:
         if not self._tables:
             return self._initial
         rows = self._rows_of(clients)
-        return rebuild(
-            self._initial, iter([t.index_select(0, rows.to(t.device)) for t in self._tables])
-        )
+        each = [t.index_select(0, rows.to(t.device)) for t in self._tables]
+        return rebuild(self._initial, iter(each))
 
     def gather_into(self, room: Sequence[Tensor], clients: Sequence[int]) -> None:
         """Copy the states of these clients, one row each, to the host: a tensor a field, in the order of `tensors`."""
@@ -101,6 +100,11 @@ class ClientStates:
         rows = torch.tensor([self._rows[i] for i in clients])
         for table, new in zip(self._tables, tensors(states), strict=True):
             table[rows.to(table.device)] = new
+
+    def scatter_all(self, states: States) -> None:
+        """Remember the states of several groups of clients."""
+        for clients, each in states:
+            self.scatter(clients, each)
 
     def changed(self) -> list[int]:
         """The clients written since this was last asked, in ascending order."""
@@ -149,37 +153,33 @@ class ClientStates:
             self._tables[f] = larger
 
 
-class Pending:
-    """The states that a round makes, exchange by exchange: written whole or not at all."""
+class StagedStates:
+    """The states that a round makes, exchange by exchange: committed as a whole or not at all."""
 
     def __init__(self, clients: ClientStates):
         self.clients = clients
         self.new: States = []  # of the last exchange, not written yet
         self.old: States = []  # what earlier exchanges of the round wrote over
 
-    def hold(self, states: States) -> None:
+    def stage(self, states: States) -> None:
         """The states that an exchange has led to."""
         self.new = states
 
-    def write(self) -> None:
+    def apply(self) -> None:
         """Let the next exchange of the round see them."""
         self.old += [(who, self.clients.gather(who)) for who, _ in self.new]
-        self.new = written(self.new, self.clients)
+        self.clients.scatter_all(self.new)
+        self.new = []
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         """The round has happened."""
-        self.new, self.old = written(self.new, self.clients), []
+        self.clients.scatter_all(self.new)
+        self.new, self.old = [], []
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         """The round has not happened."""
-        self.new, self.old = [], written(self.old[::-1], self.clients)
-
-
-def written(states: States, clients: ClientStates) -> States:
-    """Write states, after which there is nothing left to write."""
-    for who, each in states:
-        clients.scatter(who, each)
-    return []
+        self.clients.scatter_all(self.old[::-1])
+        self.new, self.old = [], []
 
 
 def _mapped(shape: tuple[int, ...], like: Tensor, folder: Path | None) -> Tensor:
@@ -191,7 +191,7 @@ def _mapped(shape: tuple[int, ...], like: Tensor, folder: Path | None) -> Tensor
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(
                 file.fileno(), 0, size
-            )  # a full disk is an error now, not a crash later
+            )  # a full disk is an error now, no crash later
             return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=like.dtype).view(shape)
     except OSError as error:
         raise InvalidInput(

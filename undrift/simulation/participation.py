@@ -1,6 +1,6 @@
 """Who takes part in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Protocol, TypeAlias
@@ -23,6 +23,12 @@ class Draw:
 
     clients: tuple[int, ...]
     counts: tuple[int, ...] | None = None
+
+    def only(self, clients: Collection[int]) -> "Draw":
+        """Those that are among these clients."""
+        places = [j for j, i in enumerate(self.clients) if i in clients]
+        counts = None if self.counts is None else tuple(self.counts[j] for j in places)
+        return Draw(tuple(self.clients[j] for j in places), counts)
 
 
 class Participation(Protocol):

@@ -1,23 +1,31 @@
-"""Where the clients of a run are: in this process, or with workers on a cluster."""
+"""How an exchange reaches clients: in this process, on a cluster (ray/), in virtual time (asynchronous/), on nodes (deploy/)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from torch import Tensor
-
-from undrift.compiler.kernels.dense import own_products
-from undrift.core.algorithm import Algorithm, Exchange
+from undrift.core.algorithm import Algorithm, Exchange, Wire, exchanges_of
+from undrift.core.records import nbytes
 from undrift.core.rng import Key
-from undrift.local.settings import Local
+from undrift.core.work import Solver
+from undrift.local import Local
 from undrift.problems import Problem
-from undrift.simulation.aggregation import Outcome, Party, Setting, carry_out
-from undrift.simulation.client_states import ClientStates, Pending
-from undrift.simulation.engines import Choice, engine_of
-from undrift.simulation.participation import Participation
+from undrift.simulation.aggregation import (
+    PartialAggregate,
+    Reply,
+    Traffic,
+    aggregate,
+    reply_of,
+    send,
+)
+from undrift.simulation.client_states import ClientStates, StagedStates
+from undrift.simulation.engines import Choice, Request, engine_of
+from undrift.simulation.participants import Participants, participants_of
+from undrift.simulation.participation import Draw, Participation
+from undrift.simulation.results import Round, State
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What stays the same during a run."""
 
     algorithm: Algorithm
@@ -27,33 +35,75 @@ class Plan:
     choice: Choice
     seed: int
     largest_weight: float
+    wire: Wire | None = None
 
-    def evaluate(self, x: Tensor, t: int) -> dict[str, float]:
-        """The figures of the model after round t."""
-        with own_products(self.choice.compiles(t)):
-            return self.problem.evaluate(x)
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        """The exchanges of round t, with what happens to messages on the wire."""
+        found = exchanges_of(self.algorithm, t)
+        if self.wire is None:
+            return found
+        return tuple(replace(exchange, wire=self.wire) for exchange in found)
+
+    def exchanges_in_round(self, t: int) -> list[tuple[int, int, Exchange]]:
+        """(round, number in the round, exchange) of round t; the initialisation round, 0, belongs to round 1."""
+        rounds = (0, t) if t == 1 else (t,)
+        return [(s, number, e) for s in rounds for number, e in enumerate(self.exchanges(s))]
+
+    def solver(self, t: int) -> Solver:
+        return self.local.solver(t)
+
+    def draw(self, t: int) -> Draw:
+        """The cohort of round t."""
+        return self.participation.draw(self.seed, t, self.problem.weights)
+
+    def participants(self, exchange: Exchange, draw: Draw, key: Key) -> Participants:
+        """Who of a cohort takes part in an exchange."""
+        return participants_of(exchange, draw, self.problem, self.local, self.largest_weight, key)
+
+    def request(
+        self,
+        exchange: Exchange,
+        down: Any,
+        states: ClientStates,
+        participants: Participants,
+        key: Key,
+        **more: Any,
+    ) -> Request:
+        """What an engine is asked."""
+        solver, chunk = self.solver(key.round), self.choice.inner.chunk
+        return Request(
+            self.algorithm, exchange, down, states, participants, self.problem, solver, key, chunk, **more
+        )  # fmt: skip
 
 
-class Site(Protocol):
-    """Where clients are and what they remember: in this process, or with workers on a cluster.
+class Transport(Protocol):
+    """Where clients are, and their states.
 
-    New states are held back until the server has accepted an exchange, and undone if the round fails later.
+    New states are staged until the server has accepted an exchange; if the round fails later they are rolled back.
     """
 
-    def carry_out(self, exchange: Exchange, server: Any, party: Party, key: Key) -> Outcome:
-        """One exchange with some clients; their new states are held back."""
+    def cohort(self, t: int) -> Draw:
+        """The clients that round t is sent to."""
         ...
 
-    def write(self) -> None:
-        """Let the next exchange of the round see the new states."""
+    def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
+        """One exchange with the cohort, or whom it is for; new states are staged."""
         ...
 
-    def keep(self, t: int) -> None:
-        """Round t is over: its states are written."""
+    def apply(self) -> None:
+        """Let the next exchange of the round see the staged states."""
         ...
 
-    def undo(self) -> None:
+    def commit(self, t: int) -> None:
+        """Round t is over: its states are final."""
+        ...
+
+    def rollback(self) -> None:
         """The round has failed: states are what they were before it."""
+        ...
+
+    def complete(self, r: Round) -> Round:
+        """The round with what only the transport knows of it."""
         ...
 
     def close(self) -> None:
@@ -61,42 +111,70 @@ class Site(Protocol):
         ...
 
 
-class Here:
+class RoundRestart(Exception):
+    """The round must begin again, from a state that is recovered after the rollback."""
+
+    def recover(self, state: State) -> State:
+        raise NotImplementedError
+
+
+NOBODY = Reply(None, None, Traffic())  # nobody came, or nobody whose weight is not zero
+
+
+class InProcess:
     """Clients that are visited in this process."""
 
-    def __init__(self, plan: Plan, clients: ClientStates):
-        self.plan, self.clients, self.pending = plan, clients, Pending(clients)
+    def __init__(self, plan: RunPlan, clients: ClientStates):
+        self.plan, self.clients, self.staged = plan, clients, StagedStates(clients)
 
-    def carry_out(self, exchange: Exchange, server: Any, party: Party, key: Key) -> Outcome:
-        setting = setting_of(self.plan, key.round)
-        outcome = carry_out(exchange, server, self.clients, party, setting, key)
-        self.pending.hold(outcome.states)
-        return outcome
+    def cohort(self, t: int) -> Draw:
+        return self.plan.draw(t)
 
-    def write(self) -> None:
-        self.pending.write()
+    def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
+        plan = self.plan
+        participants = plan.participants(exchange, draw, key)
+        if not participants.count_for_something:
+            return NOBODY
+        down = send(exchange, server, key.round)
+        part = visit(plan, exchange, down, self.clients, participants, key)
+        self.staged.stage(part.states)
+        reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
+        return with_bytes_down(reply, down, len(participants.clients))
 
-    def keep(self, t: int) -> None:
-        self.pending.keep()
+    def apply(self) -> None:
+        self.staged.apply()
+
+    def commit(self, t: int) -> None:
+        self.staged.commit()
         self.clients.round = t
 
-    def undo(self) -> None:
-        self.pending.undo()
+    def rollback(self) -> None:
+        self.staged.rollback()
+
+    def complete(self, r: Round) -> Round:
+        return r
 
     def close(self) -> None:
         pass
 
 
-def setting_of(plan: Plan, t: int) -> Setting:
-    """What stays the same during round t; a first contact, t = 0, belongs to round 1."""
-    engine = engine_of(plan.choice, max(t, 1))
-    return Setting(plan.problem, engine, plan.choice.chunk, plan.local.solver(t))
+def visit(
+    plan: RunPlan,
+    exchange: Exchange,
+    down: Any,
+    states: ClientStates,
+    participants: Participants,
+    key: Key,
+) -> PartialAggregate:
+    """Visit clients in this process, and add up what they answer."""
+    engine = engine_of(
+        plan.choice, max(key.round, 1)
+    )  # the initialisation round belongs to round 1
+    results = engine(plan.request(exchange, down, states, participants, key))
+    return aggregate(results, exchange, states, participants, plan.problem, key.round)
 
 
-def site_of(plan: Plan, clients: ClientStates) -> Site:
-    """Where the clients of a run are."""
-    if plan.choice.engine != "ray":
-        return Here(plan, clients)
-    from undrift.simulation.ray.transport import Crew  # Ray need not be installed
-
-    return Crew(plan, clients)
+def with_bytes_down(reply: Reply, down: Any, clients: int) -> Reply:
+    """The same reply with the bytes of a message to so many clients counted."""
+    traffic = Traffic(bytes_down=nbytes(down) * clients) + reply.traffic
+    return replace(reply, traffic=traffic)

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
-from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from undrift.compiler.inductor import only_vmap_is_active
 from undrift.compiler.kernels.gather import LONG
 from undrift.compiler.kernels.products import functions, outputs
 
@@ -58,15 +57,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether it is a layer as usual, of which no derivative is taken, and which is not compiled by somebody else."""
-    transforms = get_interpreter_stack() or []
-    return (
-        weight.dim() == 2
-        and (bias is None or bias.dim() == 1)
-        and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and forward_ad._current_level < 0
-        and all(each.key() == TransformType.Vmap for each in transforms)
-    )
+    usual = weight.dim() == 2 and (bias is None or bias.dim() == 1)
+    return usual and only_vmap_is_active()
 
 
 @torch.library.custom_op("undrift::dense", mutates_args=())

@@ -1,4 +1,4 @@
-"""Updates folded into products: y - lr (A B - c) is computed as y + lr c, in place, to which (-lr A) B is added.
+"""GEMM epilogue fusion: y - lr (A B - c) is computed as y + lr c, in place, to which (-lr A) B is added.
 
 A layer's gradient is the product of two thin matrices, [out, batch] and [batch, in].  Written out it is as large as the
 layer itself, and on the way from the product to the update it goes through memory twice.  A matrix library adds a product
@@ -18,13 +18,13 @@ from torch.fx import Graph, Node
 
 from undrift.compiler.graph import (
     VIEWS,
+    add_node,
     aten,
-    copied,
-    is_place_of,
-    made,
-    number,
-    reshaped,
-    root_of,
+    copy,
+    is_same_storage,
+    reshape,
+    scalar,
+    storage_of,
     value_of,
 )
 from undrift.compiler.kernels.gather import are_added, are_long, gathered, read
@@ -42,7 +42,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class InPlace:
+class FusedUpdate:
     """A value as what is written first, and pairs of matrices whose products are then added to it."""
 
     first: Node | None
@@ -53,9 +53,9 @@ class InPlace:
     summed: tuple[Node | None, Node | None] | None = None
 
 
-def in_place(
+def fuse(
     graph: Graph, new: Node, old: Node, summands: set[Node], written: Sequence[Node]
-) -> InPlace | None:
+) -> FusedUpdate | None:
     """How the value `new` can be made in the place of `old`; None if it is not a sum with products.
 
     `written` are all nodes whose places are written over: a product must not read them, and what of them is written first
@@ -63,7 +63,7 @@ def in_place(
     """
     value = value_of(old)
     found = _sum(graph, new, value.shape[0], summands)
-    read = {root_of(matrix) for _, product in found.products for matrix in product.args}
+    read = {storage_of(matrix) for _, product in found.products for matrix in product.args}
     if not found.products or not value.is_contiguous() or read & {*written}:
         return None
     # the thin matrices that each other one is multiplied with, added up
@@ -71,26 +71,26 @@ def in_place(
     for factor, product in found.products:
         thin, other = _pair(graph, factor, product)
         also = with_other.get(other)
-        with_other[other] = thin if also is None else made(graph, aten.add.Tensor, also, thin)
+        with_other[other] = thin if also is None else add_node(graph, aten.add.Tensor, also, thin)
     pairs = tuple((thin, other) for other, thin in with_other.items())
     shape = list(value_of(found.products[0][1]).shape)
     if found.rest is None:
-        return InPlace(None, pairs, shape)
+        return FusedUpdate(None, pairs, shape)
     vectors = _linear(graph, found.rest, value.shape[0])
     if vectors is not None and _is_summed(old, vectors, pairs, written):
         factor = vectors.pop(old)
         f = None if factor == 1.0 else _row(graph, [factor], old)
         v = None
         if vectors:
-            v = made(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
-        return InPlace(None, pairs, shape, (v, f))
-    return InPlace(apart_from(graph, found.rest, old, written), pairs, shape)
+            v = add_node(graph, weighted, list(vectors), _row(graph, [*vectors.values()], old))
+        return FusedUpdate(None, pairs, shape, (v, f))
+    return FusedUpdate(copy_if_overwritten(graph, found.rest, old, written), pairs, shape)
 
 
-def apart_from(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> Node:
+def copy_if_overwritten(graph: Graph, new: Node, old: Node, written: Sequence[Node]) -> Node:
     """A new value that does not lie where something is written over before it is read."""
-    safe = root_of(new) not in written or is_place_of(new, old)
-    return new if safe else made(graph, copied._opoverload, new)
+    safe = storage_of(new) not in written or is_same_storage(new, old)
+    return new if safe else add_node(graph, copy._opoverload, new)
 
 
 def summands_of(graph: Graph, values: Sequence[Node], rows: int) -> set[Node]:
@@ -114,7 +114,7 @@ def _is_sum(user: Node, node: Node, rows: int) -> bool:
     return product and len(others) == 1 and _is_factor(others[0], rows)
 
 
-def write(graph: Graph, old: Node, new: InPlace) -> None:
+def write(graph: Graph, old: Node, new: FusedUpdate) -> None:
     """Let the graph make a value in the place of `old`, after all that reads it."""
     if new.summed is not None:
         added = new.summed
@@ -145,7 +145,7 @@ def _is_summed(
         old in vectors
         and (len(others) > 0 or all(are_long(b) for _, b in pairs))
         and not read_again & {*written}
-        and all(_is_like(each, old) and root_of(each) not in written for each in others)
+        and all(_is_like(each, old) and storage_of(each) not in written for each in others)
         and all(len(value_of(old)) % len(value_of(a)) == 0 for a, _ in pairs)  # whole rows in each
         and all(are_added(b, a, old) for a, b in pairs)
     )
@@ -155,7 +155,7 @@ def _is_like(vector: Node, old: Node) -> bool:
     """Whether the program is given it, in rows like those of `old`."""
     value, like = value_of(vector), value_of(old)
     return (
-        root_of(vector).op == "placeholder"
+        storage_of(vector).op == "placeholder"
         and (value.shape, value.dtype) == (like.shape, like.dtype)
         and value.stride(1) == 1
     )
@@ -165,7 +165,7 @@ def _linear(graph: Graph, node: Any, rows: int) -> dict[Node, Factor] | None:
     """A sum of vectors that a program is given, with the number before each; None if it is none."""
     if not isinstance(node, Node):
         return None
-    if root_of(node).op == "placeholder":
+    if storage_of(node).op == "placeholder":
         return {node: 1.0}
     if node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs:
         a, b = (_linear(graph, each, rows) for each in node.args)
@@ -189,12 +189,12 @@ def _linear(graph: Graph, node: Any, rows: int) -> dict[Node, Factor] | None:
 
 def _row(graph: Graph, factors: Sequence[Factor], like: Node) -> Node:
     """Numbers side by side, of the same kind as a vector: a row, or as many as there are of them."""
-    nodes = [f if isinstance(f, Node) else number(graph, f, like) for f in factors]
+    nodes = [f if isinstance(f, Node) else scalar(graph, f, like) for f in factors]
     rows = max(len(value_of(node)) if value_of(node).dim() else 1 for node in nodes)
-    wide = [made(graph, aten.expand.default, node, [rows, 1]) for node in nodes]
+    wide = [add_node(graph, aten.expand.default, node, [rows, 1]) for node in nodes]
     dtype = value_of(like).dtype
-    alike = [made(graph, aten._to_copy.default, node, dtype=dtype) for node in wide]
-    return made(graph, aten.cat.default, alike, 1)
+    alike = [add_node(graph, aten._to_copy.default, node, dtype=dtype) for node in wide]
+    return add_node(graph, aten.cat.default, alike, 1)
 
 
 def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
@@ -204,12 +204,12 @@ def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
         # one a row: where runs share samples, a matrix holds several rows
         batch, height, samples = value_of(thin).shape  # pyright: ignore[reportArgumentType]
         runs = len(value_of(factor)) // batch
-        apart = reshaped(graph, thin, [batch, runs, height // runs, samples])  # pyright: ignore[reportArgumentType]
-        each = made(graph, aten.view.default, factor, [batch, runs, 1, 1])
-        scaled = made(graph, aten.mul.Tensor, apart, each)
-        thin = reshaped(graph, scaled, [batch, height, samples])
+        apart = reshape(graph, thin, [batch, runs, height // runs, samples])  # pyright: ignore[reportArgumentType]
+        each = add_node(graph, aten.view.default, factor, [batch, runs, 1, 1])
+        scaled = add_node(graph, aten.mul.Tensor, apart, each)
+        thin = reshape(graph, scaled, [batch, height, samples])
     elif factor is not None:
-        thin = made(graph, aten.mul.Tensor, thin, factor)
+        thin = add_node(graph, aten.mul.Tensor, thin, factor)
     return thin, other  # pyright: ignore[reportReturnType]
 
 
@@ -226,7 +226,9 @@ def _sum(graph: Graph, node: Any, rows: int, summands: set[Node]) -> Sum:
             b = _scaled(graph, b, -1) if node.target is aten.sub.Tensor else b
             rests = [rest for rest in (a.rest, b.rest) if rest is not None]
             rest = (
-                made(graph, aten.add.Tensor, *rests) if len(rests) == 2 else next(iter(rests), None)
+                add_node(graph, aten.add.Tensor, *rests)
+                if len(rests) == 2
+                else next(iter(rests), None)
             )
             return Sum((*a.products, *b.products), rest)
     elif node.target is aten.neg.default:
@@ -240,7 +242,7 @@ def _sum(graph: Graph, node: Any, rows: int, summands: set[Node]) -> Sum:
 
 
 def _scaled(graph: Graph, found: Sum, factor: Factor) -> Sum:
-    rest = None if found.rest is None else made(graph, aten.mul.Tensor, found.rest, factor)
+    rest = None if found.rest is None else add_node(graph, aten.mul.Tensor, found.rest, factor)
     return Sum(tuple((_times(graph, f, factor), p) for f, p in found.products), rest)
 
 
@@ -248,13 +250,13 @@ def _times(graph: Graph, a: Factor, b: Factor) -> Factor:
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, Node) or isinstance(b, Node):
-        return made(graph, aten.mul.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
+        return add_node(graph, aten.mul.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
     return a * b
 
 
 def _plus(graph: Graph, a: Factor, b: Factor) -> Factor:
     if isinstance(a, Node) or isinstance(b, Node):
-        return made(graph, aten.add.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
+        return add_node(graph, aten.add.Tensor, *((a, b) if isinstance(a, Node) else (b, a)))
     return a + b
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from undrift.compiler.graph import VIEWS, aten, made, value_of
+from undrift.compiler.graph import VIEWS, add_node, aten, value_of
 from undrift.compiler.kernels.products import functions, outputs
 
 # where products of our own are faster than a library's:
@@ -33,8 +33,8 @@ def multiply_by_rows(graph: Graph) -> None:
         if not fit or multiplications(node) < WORTH or not are_ours(W, X):
             continue
         with graph.inserting_before(node):
-            rows = made(graph, aten.permute.default, W, [0, 2, 1])
-            node.replace_all_uses_with(made(graph, outputs, *read(graph, X), rows))
+            rows = add_node(graph, aten.permute.default, W, [0, 2, 1])
+            node.replace_all_uses_with(add_node(graph, outputs, *read(graph, X), rows))
         graph.erase_node(node)
 
 
@@ -65,7 +65,7 @@ def read(graph: Graph, X: Node) -> tuple[Node, Node | None]:
     if found is None:
         return X, None
     data, numbers = found
-    return data, made(graph, aten.view.default, numbers, list(value_of(X).shape[:2]))
+    return data, add_node(graph, aten.view.default, numbers, list(value_of(X).shape[:2]))
 
 
 def gathered(X: Node) -> tuple[Node, Node] | None:

@@ -1,4 +1,4 @@
-"""What stays the same during all steps of a visit is computed once, before them.
+"""Loop-invariant code motion: what stays the same during all steps of a visit is computed once, before them.
 
 Of SCAFFOLD's y - lr (g - c_i + c) that is lr (c_i - c), which a step then reads as one vector in place of two.  A compiler
 sees one step at a time and cannot know.
@@ -6,24 +6,25 @@ sees one step at a time and cannot know.
 
 from collections.abc import Sequence
 
-from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from undrift.compiler.graph import value_of
 from undrift.compiler.kernels.products import summed_
 
 
-def taken_out(module: GraphModule, steady: Sequence[Node]) -> tuple[GraphModule, list[Tensor]]:
+def hoist_invariants(
+    module: GraphModule, steady: Sequence[Node], enabled: bool = True
+) -> GraphModule:
     """Take out of a step's graph the sums of vectors, and the numbers before them, that are made of steady placeholders.
 
-    They become its last placeholders.  Returned are a graph that makes them of the steady ones, and what they look like.
+    They become its last placeholders.  Returned is a graph that computes them from the steady ones.
     """
     graph = module.graph
     made_of = dict.fromkeys(steady)
     for node in graph.nodes:  # in the order in which they are computed
         if node.op == "call_function" and all(each in made_of for each in node.all_input_nodes):
             made_of[node] = None
-    sums = graph.find_nodes(op="call_function", target=summed_)
+    sums = graph.find_nodes(op="call_function", target=summed_) if enabled else []
     taken = [n for n in dict.fromkeys(n for s in sums for n in s.args[1:3]) if n in made_of]
     apart, twins = Graph(), {}
     for node in made_of:
@@ -37,4 +38,4 @@ def taken_out(module: GraphModule, steady: Sequence[Node]) -> tuple[GraphModule,
         node.replace_all_uses_with(given)
     graph.eliminate_dead_code()
     module.recompile()
-    return GraphModule(module, apart), [value_of(node) for node in taken]
+    return GraphModule(module, apart)

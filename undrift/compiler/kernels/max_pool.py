@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from undrift.compiler.graph import aten, made, number, numbers, value_of, written
+from undrift.compiler.graph import add_node, arange, aten, materialise, scalar, value_of
 
 POOL, BACKWARD = aten.max_pool2d_with_indices.default, aten.max_pool2d_with_indices_backward.default
 LARGEST = 64  # pixels of a window: each is an operation of the program
@@ -69,7 +69,7 @@ def _rewrite(graph: Graph, pool: Node) -> None:
     masked = _masked(x, pool)
     with graph.inserting_before(pool):
         # pixel by pixel, [images, rows, columns, channels], as they lie in memory
-        pixels = made(graph, aten.permute.default, x.args[0] if masked else x, [0, 2, 3, 1])
+        pixels = add_node(graph, aten.permute.default, x.args[0] if masked else x, [0, 2, 3, 1])
         rows, columns = (
             side // k for side, k in zip(value_of(x).shape[2:], (high, wide), strict=True)
         )
@@ -78,20 +78,22 @@ def _rewrite(graph: Graph, pool: Node) -> None:
             for i in range(high)
             for j in range(wide)
         ]
-        largest = reduce(partial(made, graph, aten.maximum.default), slices)
-        pooled = made(graph, aten.relu.default, largest) if masked else largest
+        largest = reduce(partial(add_node, graph, aten.maximum.default), slices)
+        pooled = add_node(graph, aten.relu.default, largest) if masked else largest
         pooled, winner = _together(graph, pooled, _winner(graph, slices, largest))
-        out = made(graph, aten.permute.default, pooled, [0, 3, 1, 2])
+        out = add_node(graph, aten.permute.default, pooled, [0, 3, 1, 2])
     for values in _results(pool, 0):
         values.replace_all_uses_with(out)
     for back in _backs(pool):
         with graph.inserting_before(back):
-            g = made(graph, aten.permute.default, back.args[0], [0, 2, 3, 1])
-            none = number(graph, 0, g)
+            g = add_node(graph, aten.permute.default, back.args[0], [0, 2, 3, 1])
+            none = scalar(graph, 0, g)
             if masked:
-                g = made(graph, aten.where.self, made(graph, aten.le.Scalar, pooled, 0), none, g)
-            g = written(graph, g)
-            total = made(graph, aten.sum.dim_IntList, g, [0, 1, 2])
+                g = add_node(
+                    graph, aten.where.self, add_node(graph, aten.le.Scalar, pooled, 0), none, g
+                )
+            g = materialise(graph, g)
+            total = add_node(graph, aten.sum.dim_IntList, g, [0, 1, 2])
             gradient = _spread(graph, g, winner, high, wide, value_of(x).shape[2:])
         for user in masked.get(back, ()) if masked else [back]:
             user.replace_all_uses_with(gradient)
@@ -111,17 +113,17 @@ def _give_sum(gradient: Node, total: Node) -> None:
 
 def _together(graph: Graph, *values: Node) -> list[Node]:
     """Values of one shape, written down in one go, so that what they are made of is read once."""
-    apart = [made(graph, aten.unsqueeze.default, each, 0) for each in values]
-    whole = written(graph, made(graph, aten.cat.default, apart))
-    return [made(graph, aten.select.int, whole, 0, j) for j in range(len(values))]
+    apart = [add_node(graph, aten.unsqueeze.default, each, 0) for each in values]
+    whole = materialise(graph, add_node(graph, aten.cat.default, apart))
+    return [add_node(graph, aten.select.int, whole, 0, j) for j in range(len(values))]
 
 
 def _winner(graph: Graph, slices: Sequence[Node], largest: Node) -> Node:
     """The number of the first slice that has the maximum, as a number of the same kind."""
-    found = number(graph, len(slices) - 1, largest)
+    found = scalar(graph, len(slices) - 1, largest)
     for j in reversed(range(len(slices) - 1)):
-        here = made(graph, aten.eq.Tensor, slices[j], largest)
-        found = made(graph, aten.where.self, here, number(graph, j, largest), found)
+        here = add_node(graph, aten.eq.Tensor, slices[j], largest)
+        found = add_node(graph, aten.where.self, here, scalar(graph, j, largest), found)
     return found
 
 
@@ -129,16 +131,20 @@ def _spread(graph: Graph, g: Node, winner: Node, high: int, wide: int, size: Seq
     """Each window's gradient in the place of its winner; pixels that no window has are zero."""
     images, rows, columns, channels = value_of(g).shape
     apart = [images, rows, 1, columns, 1, channels]
-    g, winner = (made(graph, aten.view.default, each, apart) for each in (g, winner))
-    places = numbers(graph, high * wide, g)
-    places = made(graph, aten.view.default, places, [1, 1, high, 1, wide, 1])
-    here = made(graph, aten.eq.Tensor, winner, places)
-    whole = made(graph, aten.where.self, here, g, number(graph, 0, g))
-    pixels = made(graph, aten.view.default, whole, [images, rows * high, columns * wide, channels])
+    g, winner = (add_node(graph, aten.view.default, each, apart) for each in (g, winner))
+    places = arange(graph, high * wide, g)
+    places = add_node(graph, aten.view.default, places, [1, 1, high, 1, wide, 1])
+    here = add_node(graph, aten.eq.Tensor, winner, places)
+    whole = add_node(graph, aten.where.self, here, g, scalar(graph, 0, g))
+    pixels = add_node(
+        graph, aten.view.default, whole, [images, rows * high, columns * wide, channels]
+    )
     below, beside = size[0] - rows * high, size[1] - columns * wide
     if below or beside:
-        pixels = made(graph, aten.constant_pad_nd.default, pixels, [0, 0, 0, beside, 0, below], 0)
-    return made(graph, aten.permute.default, pixels, [0, 3, 1, 2])
+        pixels = add_node(
+            graph, aten.constant_pad_nd.default, pixels, [0, 0, 0, beside, 0, below], 0
+        )
+    return add_node(graph, aten.permute.default, pixels, [0, 3, 1, 2])
 
 
 def _masked(x: Node, pool: Node) -> dict[Node, list[Node]] | None:
@@ -163,4 +169,6 @@ def _masked(x: Node, pool: Node) -> dict[Node, list[Node]] | None:
 
 
 def _every(graph: Graph, node: Node, dim: int, start: int, step: int, count: int) -> Node:
-    return made(graph, aten.slice.Tensor, node, dim, start, start + step * (count - 1) + 1, step)
+    return add_node(
+        graph, aten.slice.Tensor, node, dim, start, start + step * (count - 1) + 1, step
+    )

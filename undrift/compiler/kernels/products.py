@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.compiler.inductor import settings
+from undrift.compiler.inductor import load_cpp
 from undrift.core.errors import first_line
 
 log = logging.getLogger("undrift")
@@ -47,12 +47,9 @@ class Functions:
 @cache
 def functions() -> dict[torch.dtype, Functions]:
     """The compiled code for each kind of number; empty if there is no C++ compiler."""
-    from torch._inductor.codecache import CppCodeCache
-
     source = files("undrift.compiler.kernels").joinpath("products.cpp").read_text()
     try:
-        with settings(**{"cpp.enable_floating_point_contract_flag": "fast"}):
-            code: Any = CppCodeCache.load(source)
+        code: Any = load_cpp(source)
     except Exception as error:  # torch raises many kinds for what it cannot compile
         log.info(
             "products are a library's, which takes more passes over memory: %s", first_line(error)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from undrift.compiler.graph import aten, made, reshaped, value_of
+from undrift.compiler.graph import add_node, aten, reshape, value_of
 
 
 def share(graph: Graph) -> None:
@@ -41,7 +41,7 @@ def share(graph: Graph) -> None:
                     user.replace_all_uses_with(new)
                     graph.erase_node(user)
             if node.users:
-                node.replace_all_uses_with(reshaped(graph, new, list(value_of(node).shape)))
+                node.replace_all_uses_with(reshape(graph, new, list(value_of(node).shape)))
     graph.eliminate_dead_code()
 
 
@@ -53,9 +53,9 @@ def share_models(graph: Graph) -> None:
         if not _is_one(W):
             continue
         with graph.inserting_before(node):
-            rows, one = reshaped(graph, X, [v * m, k]), made(graph, aten.select.int, W, 0, 0)
-            product = made(graph, aten.mm.default, rows, one)
-            node.replace_all_uses_with(made(graph, aten.view.default, product, [v, m, n]))
+            rows, one = reshape(graph, X, [v * m, k]), add_node(graph, aten.select.int, W, 0, 0)
+            product = add_node(graph, aten.mm.default, rows, one)
+            node.replace_all_uses_with(add_node(graph, aten.view.default, product, [v, m, n]))
         graph.erase_node(node)
 
 
@@ -63,22 +63,22 @@ def _outputs(graph: Graph, X: Node, W: Node) -> Node:
     """`[v, r, m, n]` from X `[v, r, m, k]`, the same for all r, and W `[v, r, k, n]`."""
     v, r, k, n = value_of(W).shape
     m = value_of(X).shape[2]
-    rows = reshaped(graph, made(graph, aten.permute.default, W, [0, 1, 3, 2]), [v, r * n, k])
-    columns = made(graph, aten.permute.default, rows, [0, 2, 1])
-    product = made(graph, aten.bmm.default, made(graph, aten.select.int, X, 1, 0), columns)
-    apart = made(graph, aten.view.default, product, [v, m, r, n])
-    ordered = made(graph, aten.permute.default, apart, [0, 2, 1, 3])
+    rows = reshape(graph, add_node(graph, aten.permute.default, W, [0, 1, 3, 2]), [v, r * n, k])
+    columns = add_node(graph, aten.permute.default, rows, [0, 2, 1])
+    product = add_node(graph, aten.bmm.default, add_node(graph, aten.select.int, X, 1, 0), columns)
+    apart = add_node(graph, aten.view.default, product, [v, m, r, n])
+    ordered = add_node(graph, aten.permute.default, apart, [0, 2, 1, 3])
     # as contiguous as what it stands for, because others may look at it in other shapes
-    return made(graph, aten.clone.default, ordered, memory_format=torch.contiguous_format)
+    return add_node(graph, aten.clone.default, ordered, memory_format=torch.contiguous_format)
 
 
 def _gradients(graph: Graph, D: Node, X: Node) -> Node:
     """`[v, r, n, k]` from D `[v, r, n, m]` and X `[v, r, m, k]`, the same for all r."""
     v, r, n, m = value_of(D).shape
     k = value_of(X).shape[3]
-    rows = reshaped(graph, D, [v, r * n, m])
-    product = made(graph, aten.bmm.default, rows, made(graph, aten.select.int, X, 1, 0))
-    return made(graph, aten.view.default, product, [v, r, n, k])
+    rows = reshape(graph, D, [v, r * n, m])
+    product = add_node(graph, aten.bmm.default, rows, add_node(graph, aten.select.int, X, 1, 0))
+    return add_node(graph, aten.view.default, product, [v, r, n, k])
 
 
 def _in_four(node: Any) -> Node | None:

@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from undrift.codecs.codec import CODECS
 from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import made
 from undrift.data.registry import check_options
 from undrift.experiments.config.parts import (
     PARTITIONS,
@@ -162,6 +164,22 @@ class EvaluationSection(Section):
     test_samples: Whole | None = Field(default=None, ge=1)
 
 
+class CodecSection(Named):
+    """What happens to the vectors that clients send: a codec by `name`, with its parameters."""
+
+    name: str
+
+    @model_validator(mode="after")
+    def _known(self) -> "CodecSection":
+        self.make()
+        return self
+
+    def make(self) -> Any:
+        if self.name not in CODECS:
+            raise unknown("codec", self.name, CODECS)
+        return made(self.name, CODECS[self.name], self.parameters)
+
+
 class AlgorithmSection(Named):
     """A method by `name` with its hyper-parameters; `local` holds what it does otherwise than the others, e.g. its lr."""
 
@@ -207,6 +225,7 @@ class Experiment(Section):
     participation: ParticipationSection = ParticipationSection(per_round=10)
     local: LocalSection = LocalSection()
     evaluation: EvaluationSection = EvaluationSection()
+    codec: CodecSection | None = None
     population: PopulationSection | None = None  # with one of these two a run is in virtual time
     server: ServerSection | None = None
     algorithm: AlgorithmSection | None = None
@@ -219,7 +238,7 @@ class Experiment(Section):
         if not isinstance(given, dict):
             return given
         given = dict(given)
-        for section in ("data", "model", "algorithm"):  # a name alone will do
+        for section in ("data", "model", "algorithm", "codec"):  # a name alone will do
             if isinstance(given.get(section), str):
                 given[section] = {"name": given[section]}
         use = given.get("use", [])
@@ -301,6 +320,11 @@ class Experiment(Section):
     def engine_choice(self) -> str | Choice:
         """The engine, as `ud.rounds` takes it."""
         return self.engine if isinstance(self.engine, str) else self.engine.make()
+
+    @property
+    def codec_choice(self) -> Any:
+        """The codec, as `ud.rounds` takes it."""
+        return None if self.codec is None else self.codec.make()
 
     @property
     def on_ray(self) -> bool:

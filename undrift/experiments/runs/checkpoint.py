@@ -29,14 +29,14 @@ from undrift.core.records import rebuild, tensors
 from undrift.experiments.runs.files import Draft, synced, write_aside
 from undrift.experiments.runs.tree import classes_in, from_json, to_json
 from undrift.simulation.client_states import ClientStates
-from undrift.simulation.driver import Best, State
+from undrift.simulation.results import Best, State
 
 log = logging.getLogger("undrift")
 
 KEPT = 2
 CLIENTS_A_FILE = 64 * 2**20  # bytes of rows in one file, so that reading stays within memory
 FILES_AT_ONCE = 4  # held in memory while they are written
-FORMAT = 1
+FORMAT = 2
 
 
 class Unusable(Exception):
@@ -107,7 +107,7 @@ class Checkpoints:
         """All that must not change while it is written, and what writes it."""
         found: dict[str, Tensor] = {}
         shape = to_json(state.server, found, "server")
-        flight = to_json(state.settled().flight, found, "flight")
+        in_flight = to_json(state.settled().in_flight, found, "in_flight")
         about_best = None
         if best is not None:
             found["best.x"] = best.x
@@ -131,7 +131,7 @@ class Checkpoints:
             "format": FORMAT,
             "round": state.round,
             "server": shape,
-            "flight": flight,
+            "in_flight": in_flight,
             "best": about_best,
             "recorded": marks,
         }
@@ -184,9 +184,9 @@ class Checkpoints:
         record = self._record(round)
         try:
             content = self._content(f"{round:08d}.safetensors", record["bytes"], record["crc32"])
-            kinds = classes_in([fresh.server, fresh.flight])
+            kinds = classes_in([fresh.server, fresh.in_flight])
             server = from_json(record["server"], content, kinds)
-            flight = from_json(record["flight"], content, kinds)
+            in_flight = from_json(record["in_flight"], content, kinds)
             server_x = server.x
             files = [ClientFile(**file) for file in record["clients"]]
             for file in files:
@@ -202,7 +202,7 @@ class Checkpoints:
             raise Unusable("it is of another model")
         fresh.clients.changed()
         fresh.clients.round = round
-        return Saved(State(round, server, fresh.clients, flight), kept, marks, files)
+        return Saved(State(round, server, fresh.clients, in_flight), kept, marks, files)
 
     def _record(self, round: int) -> dict[str, Any]:
         path = self.folder / f"{round:08d}.json"

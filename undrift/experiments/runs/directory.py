@@ -32,7 +32,7 @@ from undrift.data.store import checksum
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import as_toml, read
 from undrift.experiments.runs.files import plain, read_json, read_lines, write_aside, write_json
-from undrift.simulation.driver import Round
+from undrift.simulation.results import Round
 
 EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
 METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"

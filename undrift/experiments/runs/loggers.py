@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from undrift.core.errors import InvalidInput
 from undrift.experiments.runs.directory import figures_of, sent_before
-from undrift.simulation.driver import Round
+from undrift.simulation.results import Round
 
 
 class Log(Protocol):

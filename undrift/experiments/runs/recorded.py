@@ -8,51 +8,40 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm
 from undrift.core.errors import Stopped
-from undrift.local.settings import Local
-from undrift.problems import Problem
 from undrift.experiments.runs.checkpoint import Checkpoints, Saved, newest
 from undrift.experiments.runs.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
-from undrift.experiments.runs.files import Lines, alone, holds, plain, read_lines, write_aside, write_json
+from undrift.experiments.runs.files import (
+    Lines,
+    alone,
+    holds,
+    plain,
+    read_lines,
+    write_aside,
+    write_json,
+)
 from undrift.experiments.runs.interrupts import Interrupts
 from undrift.experiments.runs.loggers import Logs
-from undrift.simulation.asynchronous.async_state import InFlight, still_out
-from undrift.simulation.asynchronous.clock import PICTURED
-from undrift.simulation.asynchronous.policies import ServerPolicy
-from undrift.simulation.asynchronous.population import Population
-from undrift.simulation.client_states import ClientStates
-from undrift.simulation.driver import Best, Round, State, better, rounds
-from undrift.simulation.engines import Choice
-from undrift.simulation.participation import Participation
+from undrift.problems import Problem
+from undrift.problems.protocols import FromModule
+from undrift.simulation.api import RunConfig, prepare
+from undrift.simulation.asynchronous.async_state import still_out
+from undrift.simulation.asynchronous.clock import RECORDED_VISITS
+from undrift.simulation.results import Best, Round, State, better
 
 
 @dataclass(frozen=True)
-class Settings:
-    """A run, as `ud.rounds` takes it, and how it is kept."""
+class Recording:
+    """How a run is kept."""
 
-    algorithm: Algorithm
-    problem: Problem
-    rounds: int
-    participation: Participation
-    local: Local
-    engine: str | Choice = "auto"
-    seed: int = 0
-    evaluate_every: int = 1
     checkpoint_every: int = 10
     state_memory: int | None = None
-    population: Population | None = None
-    server: ServerPolicy | None = None
-
-    @property
-    def timed(self) -> bool:
-        """Whether the run is in virtual time."""
-        return self.population is not None or self.server is not None
 
 
 def recorded(
     folder: Path,
-    settings: Settings,
+    config: RunConfig,
+    recording: Recording,
     logs: Logs | None = None,
     play: Callable[[State], Iterator[Round]] | None = None,
 ) -> Iterator[Round]:
@@ -63,12 +52,14 @@ def recorded(
     Stopped at any moment, by any means, and called again, it records what an uninterrupted run would have.
     """
     checkpoints = Checkpoints(folder / "checkpoints")
-    saved = newest(checkpoints, lambda: _fresh(settings, folder), lambda s: _recorded_by(folder, s))
-    record = _Record(folder, checkpoints, saved, _fresh(settings, folder), settings.timed)
+    memory = recording.state_memory
+    fresh = lambda: config.first_state(memory, folder, timed=config.timed)
+    saved = newest(checkpoints, fresh, lambda s: _recorded_by(folder, s))
+    record = _Record(folder, checkpoints, saved, fresh(), config.timed)
     state = record.kept.state
     checkpoints.forget_after(state.round)
-    play = play or (lambda start: played(settings, start))
-    playing = play(state) if state.round < settings.rounds else iter(())
+    play = play or prepare(config).play
+    playing = play(state) if state.round < config.rounds else iter(())
     whole = True  # nothing is half done
     with Interrupts() as interrupts:
         try:
@@ -80,13 +71,13 @@ def recorded(
                     r, stopped = None, str(end)
                 if r is None:
                     break
-                record.add(r, settings.checkpoint_every)
+                record.add(r, recording.checkpoint_every)
                 if logs is not None:
                     logs.add(r)
                 whole = True
                 yield r
                 interrupts.check()
-            record.end(settings.problem, stopped)
+            record.end(config.problem, stopped)
         finally:  # also if the caller stops asking: what is whole is kept
             record.close(save=whole)
 
@@ -139,10 +130,8 @@ class _Record:
         if self.saved < self.kept.state.round:
             self.checkpoint(wait=True)
         state, best = self.kept.state, self.kept.best
-        for visit in still_out(
-            state.flight
-        ):  # after the checkpoint: a run that goes on records how they end
-            if visit.order <= PICTURED:
+        for visit in still_out(state.in_flight):  # after the checkpoint: a resumed run records how they end
+            if visit.order <= RECORDED_VISITS:
                 self.lines[VISITS].add(asdict(visit))
         _write_model(self.folder / "model.safetensors", problem, state.server.x, state.round)
         if best is not None:
@@ -165,31 +154,6 @@ class _Record:
                 lines.close()
 
 
-def _fresh(settings: Settings, folder: Path) -> State:
-    algorithm, x = settings.algorithm, settings.problem.x0.detach().clone()
-    clients = ClientStates(algorithm.client(x), settings.state_memory, folder)
-    server = algorithm.server(x)
-    flight = InFlight(algorithm.send(server)).record() if settings.timed else None
-    return State(0, server, clients, flight)
-
-
-def played(settings: Settings, start: State | None = None) -> Iterator[Round]:
-    """The rounds of a run, not recorded; what cannot run is refused at once."""
-    return rounds(
-        settings.algorithm,
-        settings.problem,
-        rounds=settings.rounds,
-        participation=settings.participation,
-        local=settings.local,
-        engine=settings.engine,
-        seed=settings.seed,
-        evaluate_every=settings.evaluate_every,
-        start=start,
-        population=settings.population,
-        server=settings.server,
-    )
-
-
 def _recorded_by(folder: Path, saved: Saved) -> bool:
     return all(holds(folder / name, mark) for name, mark in saved.marks.items())
 
@@ -201,13 +165,12 @@ def _lines(path: Path, marks: dict[str, dict[str, int]]) -> Lines:
 
 def _write_model(path: Path, problem: Problem, x: Tensor, round: int) -> None:
     """By the names of the module's parameters where there is a module, else one vector `x`."""
-    flat: Any = getattr(problem, "flat", None)
-    named = {"x": x} if flat is None else flat.parameters(x)
+    named = problem.named_parameters(x) if isinstance(problem, FromModule) else {"x": x}
     content = {name: alone(value) for name, value in named.items()}
     write_aside(path, save(content, metadata={"round": str(round)}))
 
 
 def _how_to_load(problem: Problem) -> str:
-    if getattr(problem, "flat", None) is None:
+    if not isinstance(problem, FromModule):
         return 'safetensors.torch.load_file("best.safetensors")["x"]'
     return 'model.load_state_dict(safetensors.torch.load_file("best.safetensors"), strict=False)'

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -18,7 +18,6 @@ import torch
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config.experiment import EngineSection, Experiment
 from undrift.experiments.config.federation import Federation, federation
-from undrift.experiments.config.virtual import PopulationSection
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
     FEDERATION,
@@ -31,10 +30,10 @@ from undrift.experiments.runs.directory import (
 )
 from undrift.experiments.runs.files import lock, read_json, write_json
 from undrift.experiments.runs.loggers import Logs
-from undrift.experiments.runs.recorded import Settings, played, recorded
-from undrift.simulation.asynchronous.engine import visits_by
+from undrift.experiments.runs.recorded import Recording, recorded
+from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.client_states import half_of_memory
-from undrift.simulation.engines import choose
+from undrift.simulation.engines import Choice
 
 log = logging.getLogger("undrift")
 
@@ -55,10 +54,10 @@ class Update:
     error: str | None = None
 
 
-def settings_of(experiment: Experiment, made: Federation) -> Settings:
+def config_of(experiment: Experiment, made: Federation) -> RunConfig:
     """The one run of an experiment that has a single method and a single seed."""
     (label,), (seed,) = experiment.labels, experiment.seeds
-    return Settings(
+    return RunConfig(
         experiment.methods[label].make(),
         made.problem,
         experiment.rounds,
@@ -67,10 +66,9 @@ def settings_of(experiment: Experiment, made: Federation) -> Settings:
         engine=experiment.engine_choice,
         seed=seed,
         evaluate_every=experiment.evaluation.every,
-        checkpoint_every=experiment.checkpoint_every,
-        state_memory=experiment.state_memory,
         population=experiment.population and experiment.population.make(),
         server=experiment.server and experiment.server.make(),
+        codec=experiment.codec_choice,
     )
 
 
@@ -80,30 +78,18 @@ def prepared(experiment: Experiment, out: Path) -> RunDirectory:
         torch.set_num_threads(experiment.threads)
     first = experiment.seeds[0]
     made = federation(experiment, first)
-    for label in experiment.labels:
-        played(settings_of(experiment.single(label, first), made))
-    experiment = _with_engine(experiment, made)
+    configs = [config_of(experiment.single(label, first), made) for label in experiment.labels]
+    runs = [prepare(config) for config in configs]
+    experiment = _with_engine(experiment, runs[0].plan.choice)
     if len(experiment.runs()) == 1:
         experiment = experiment.single(experiment.labels[0], first)
     return create(out, experiment, {"seeds": experiment.seeds})
 
 
-def _with_engine(experiment: Experiment, made: Federation) -> Experiment:
-    """The experiment with its engine chosen: the choice may depend on how fast the machine is at the moment, so a run
-    that is repeated or resumed must be told."""
+def _with_engine(experiment: Experiment, choice: Choice) -> Experiment:
+    """The experiment with its engine written down, so that a run that is repeated or resumed has the same one."""
     if not isinstance(experiment.engine, str) and not experiment.on_ray:
         return experiment
-    engine = experiment.engine_choice
-    if experiment.timed:
-        population = (experiment.population or PopulationSection()).make()
-        engine = visits_by(engine, population, made.problem)
-    choice = choose(
-        made.problem,
-        rounds=experiment.rounds,
-        participation=experiment.participation.make(),
-        local=experiment.local_of(experiment.labels[0]),
-        engine=engine,
-    )
     words = choice.json()
     section = EngineSection(name=words.pop("engine"), **words)
     return experiment.model_copy(update={"engine": section})
@@ -141,7 +127,7 @@ def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
 
 
 def _crewed(engine: Any, workers: int) -> EngineSection:
-    if not isinstance(engine, EngineSection) or not (engine.name == "ray" or engine.make().alone):
+    if not isinstance(engine, EngineSection) or not (engine.name == "ray" or engine.make().one_by_one):
         raise InvalidInput(
             "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"
         )
@@ -203,16 +189,16 @@ def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Itera
             torch.set_num_threads(experiment.threads)
         made = federation(experiment, experiment.seeds[0])
         _check_data(directory, made)
-        settings = settings_of(experiment, made)
-        if settings.state_memory is None:
-            settings = replace(settings, state_memory=half_of_memory() // at_a_time)
+        config = config_of(experiment, made)
+        memory = experiment.state_memory or half_of_memory() // at_a_time
+        recording = Recording(experiment.checkpoint_every, memory)
         logs = _logs(experiment, path)
         try:
             sent = None
-            for r in recorded(path, settings, logs):
+            for r in recorded(path, config, recording, logs):
                 sent = sent_before(path, r.round) if sent is None else sent
                 sent += r.bytes_down + r.bytes_up
-                yield Update(path, r.round, settings.rounds, figures_of(r), sent)
+                yield Update(path, r.round, config.rounds, figures_of(r), sent)
         finally:
             if logs is not None:
                 logs.close()
@@ -220,7 +206,7 @@ def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Itera
         yield Update(
             path,
             result["rounds"],
-            settings.rounds,
+            config.rounds,
             result["last"],
             sent_before(path, result["rounds"] + 1),
             finished=True,

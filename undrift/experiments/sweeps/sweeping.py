@@ -22,8 +22,7 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.config.toml import as_toml, as_words, described
 from undrift.experiments.runs.files import lock, write_aside
-from undrift.experiments.runs.recorded import played
-from undrift.experiments.runs.running import settings_of
+from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_methods
 from undrift.experiments.sweeps.plan import Plan, Search, searches
 from undrift.experiments.sweeps.space import space_from, space_words
@@ -41,6 +40,7 @@ from undrift.experiments.sweeps.trial import (
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.metrics.quality import spread
 from undrift.problems.model import ModelProblem
+from undrift.simulation.api import prepare
 
 SWEEP, TRIALS, BEST = "sweep.toml", "trials.csv", "best.toml"
 AT_ONCE = 64  # runs that are one computation
@@ -92,7 +92,7 @@ def planned(experiment: Experiment, plan: Plan) -> Sweep:
     whole = made[seeds[0]].problem
     for search in parts:
         first = check_values(experiment, search, whole).single(search.label, seeds[0])
-        played(settings_of(first, Federation(problems[seeds[0]], {})))
+        prepare(config_of(first, Federation(problems[seeds[0]], {})))
     figure = figure_of(problems[seeds[0]])
     last, checksums = plan.last_of(experiment), made[seeds[0]].checksums
     return Sweep(experiment, plan, parts, problems, whole, figure, last, checksums)

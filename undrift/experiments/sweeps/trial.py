@@ -3,18 +3,18 @@
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
 from undrift.core.errors import Diverged, Stopped
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation
-from undrift.experiments.runs.recorded import Settings, played
-from undrift.experiments.runs.running import settings_of
+from undrift.experiments.runs.running import config_of
 from undrift.metrics.quality import higher_is_better
 from undrift.problems.model import ModelProblem
-from undrift.simulation.batched_runs import Ended, Trial, rounds_together, to_the_end
-from undrift.simulation.driver import Round
+from undrift.simulation.api import RunConfig, prepare
+from undrift.simulation.batched_runs import Played, Trial, rounds_together, to_the_end
+from undrift.simulation.results import Round
 
 REPORTS = 100  # of a trial to the pruner, at most
 
@@ -72,19 +72,20 @@ def outcomes(
     return [outcome(curve(n), figure, last, None) for n in range(len(experiments))]
 
 
-def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[Settings]:
+def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[RunConfig]:
     (label,) = experiment.labels
     return [
-        settings_of(experiment.single(label, seed), Federation(problem, {}))
+        config_of(experiment.single(label, seed), Federation(problem, {}))
         for seed, problem in problems.items()
     ]
 
 
-def _side_by_side(runs: Sequence[Settings]) -> Iterator[list[Ended]]:
+def _side_by_side(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     """The rounds of runs; an item a run, its round or why it has ended."""
     first = runs[0]
     if first.timed:
-        return (list(row) for row in zip(*[to_the_end(played(run)) for run in runs], strict=False))
+        alone = [to_the_end(prepare(run).play()) for run in runs]
+        return (list(row) for row in zip(*alone, strict=False))
     return rounds_together(
         [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
         rounds=first.rounds,
@@ -94,11 +95,11 @@ def _side_by_side(runs: Sequence[Settings]) -> Iterator[list[Ended]]:
     )
 
 
-def _light(r: Ended) -> Ended:
-    return replace(r, _state=None) if isinstance(r, Round) else r
+def _light(r: Played) -> Played:
+    return r.without_state() if isinstance(r, Round) else r
 
 
-def _evaluated(each: Sequence[Ended]) -> Iterator[tuple[int, list[Metrics]]]:
+def _evaluated(each: Sequence[Played]) -> Iterator[tuple[int, list[Metrics]]]:
     """The metrics of a trial's seeds after a round, if it was evaluated; raises what the first to end has ended with."""
     metrics = []
     for r in each:

@@ -34,7 +34,7 @@ def with_held_out(problem: ModelProblem, fraction: float, seed: int) -> ModelPro
         problem.weights,
         problem.prepare,
         problem.augment,
-        problem.figures,
+        problem.default_metrics,
         None,
     )
 

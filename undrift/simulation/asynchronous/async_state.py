@@ -1,8 +1,8 @@
-"""Everything that is under way in virtual time: who is out, on which model, and what was used so far.
+"""The state of a run in virtual time: who is out, on which model, and what was used so far.
 
-`InFlight` is the live book that the engine keeps; `Flight` is the same as a record of tensors, for a snapshot.  A visit
-needs no result to be stored: the model that was sent is kept once for all clients that work on it, the client's state
-is still what it was when it left, and the randomness of its work has a key, so its answer can be computed again.
+`AsyncState` is the live state; `AsyncSnapshot` is the same as a record of tensors.  A visit needs no result to be stored:
+the model that was sent is kept once for all clients that work on it, the client's state is still what it was when it left,
+and the randomness of its work has a key, so its answer can be computed again.
 """
 
 import math
@@ -83,8 +83,8 @@ def course(
 
 
 @record
-class Flight:
-    """The live book as tensors: a row for every visit under way, for every model sent, for every client seen."""
+class AsyncSnapshot:
+    """The state as tensors: a row for every visit under way, for every model sent, for every client seen."""
 
     clock: Tensor  # time, when to ask again, and the four sums of Tally
     counts: Tensor  # cohorts drawn, how far the last one was asked, dispatches
@@ -156,8 +156,8 @@ class Tally:
         return squares / total**2 - 1, squares_K / total_K**2 - 1
 
 
-class InFlight:
-    """The live book of a run in virtual time; `form` is any message to a client, for the form of a record."""
+class AsyncState:
+    """The live state of a run in virtual time; `form` is any message to a client, for the form of a record."""
 
     def __init__(self, form: Any) -> None:
         self.form = form
@@ -197,7 +197,7 @@ class InFlight:
         (self.time, self.wake, self.cohorts, self.taken, self.dispatches, self.out, self.buffer, self.downs,
          self.busy) = mark  # fmt: skip
 
-    def record(self) -> Flight:
+    def record(self) -> AsyncSnapshot:
         """As a record of tensors."""
         rows = [(v, 0) for _, _, v in sorted(self.out)] + [(v, 1) for v in self.buffer]
         ints = [
@@ -212,7 +212,7 @@ class InFlight:
             for f, like in enumerate(tensors(self.form))
         ]
         seen = sorted(self.tally.rows.items())
-        return Flight(
+        return AsyncSnapshot(
             clock=_floats([self.time, self.wake, *self.tally.sums]),
             counts=_ints([self.cohorts, self.taken, self.dispatches]),
             visits=_ints(ints).reshape(-1, 7),
@@ -224,12 +224,12 @@ class InFlight:
         )
 
     @staticmethod
-    def restored(flight: Flight, form: Any) -> "InFlight":
-        """The live book that `record` was made of."""
-        live = InFlight(form)
-        live.time, live.wake, *sums = flight.clock.tolist()
-        live.cohorts, live.taken, live.dispatches = flight.counts.tolist()
-        for ints, floats in zip(flight.visits.tolist(), flight.moments.tolist(), strict=True):
+    def restored(snapshot: AsyncSnapshot, form: Any) -> "AsyncState":
+        """The live state that `record` was made of."""
+        live = AsyncState(form)
+        live.time, live.wake, *sums = snapshot.clock.tolist()
+        live.cohorts, live.taken, live.dispatches = snapshot.counts.tolist()
+        for ints, floats in zip(snapshot.visits.tolist(), snapshot.moments.tolist(), strict=True):
             client, number, version, steps, order, fate, waits = ints
             weight, *moments = floats
             visit = Visit(client, number, version, steps, order, FATES[fate], weight, *moments)
@@ -239,10 +239,10 @@ class InFlight:
             else:
                 live.out.append((visit.returns, visit.order, visit))
         heapify(live.out)
-        for row, version in enumerate(flight.versions.tolist()):
-            live.downs[version] = map_tensors(lambda t: t[row].clone(), flight.downs)  # noqa: B023 (used at once)
+        for row, version in enumerate(snapshot.versions.tolist()):
+            live.downs[version] = map_tensors(lambda t: t[row].clone(), snapshot.downs)  # noqa: B023 (used at once)
         for (i, visits, used), (W, WK) in zip(
-            flight.clients.tolist(), flight.weights.tolist(), strict=True
+            snapshot.clients.tolist(), snapshot.weights.tolist(), strict=True
         ):
             live.tally.rows[i] = (visits, used, W, WK)
             live.tally.used += used > 0
@@ -250,11 +250,11 @@ class InFlight:
         return live
 
 
-def still_out(book: InFlight | Flight | None) -> list[Visit]:
+def still_out(state: AsyncState | AsyncSnapshot | None) -> list[Visit]:
     """The visits that had not returned, as far as they had come."""
-    if book is None:
+    if state is None:
         return []
-    live = book if isinstance(book, InFlight) else InFlight.restored(book, None)
+    live = state if isinstance(state, AsyncState) else AsyncState.restored(state, None)
     return [
         replace(
             v,

@@ -3,10 +3,10 @@
 import math
 from typing import NamedTuple
 
-from undrift.simulation.asynchronous.async_state import InFlight
+from undrift.simulation.asynchronous.async_state import AsyncState
 from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.participation import Draw, Fixed
-from undrift.simulation.transport import Plan
+from undrift.simulation.transport import RunPlan
 
 PATIENCE = 1000  # clients asked in vain before the server waits
 
@@ -17,13 +17,13 @@ class Found(NamedTuple):
     until: float  # when it leaves
 
 
-class Line:
-    """The clients in the order in which they are asked.  Its place is in the book: cohorts drawn, how far the last is used.
+class ClientQueue:
+    """The clients in the order in which they are asked.  Its place is part of the state: cohorts drawn, how far the last is used.
 
     In the limit of no delays a round takes exactly one cohort, so that it is the one the other engines draw.
     """
 
-    def __init__(self, plan: Plan, population: Population, live: InFlight):
+    def __init__(self, plan: RunPlan, population: Population, live: AsyncState):
         self.plan, self.population, self.live = plan, population, live
         self._drawn: tuple[int, Draw] | None = None
 
@@ -70,9 +70,7 @@ class Line:
         if number == 0:
             return Draw(())
         if self._drawn is None or self._drawn[0] != number:
-            plan = self.plan
-            draw = plan.participation.draw(plan.seed, number, plan.problem.weights)
-            self._drawn = number, draw
+            self._drawn = number, self.plan.draw(number)
         return self._drawn[1]
 
     def _exhausted(self) -> bool:

@@ -1,7 +1,6 @@
 """Sending clients out in virtual time, and keeping account of what becomes of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,61 +9,39 @@ from undrift.core.algorithm import Exchange
 from undrift.core.errors import Deserted
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
-from undrift.core.work import Work
-from undrift.simulation.aggregation import Traffic
-from undrift.simulation.asynchronous.async_state import InFlight, Timing, Visit, course
-from undrift.simulation.asynchronous.client_queue import Line
+from undrift.simulation.asynchronous.async_state import AsyncState, Timing, Visit, course
+from undrift.simulation.asynchronous.client_queue import ClientQueue
 from undrift.simulation.asynchronous.population import Device, Population
-from undrift.simulation.client_states import ClientStates, States
-from undrift.simulation.driver import State
-from undrift.simulation.engines import Engine, engine_of
-from undrift.simulation.transport import Plan
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.engines import engine_of
+from undrift.simulation.participants import Participants
+from undrift.simulation.transport import RunPlan
 
-PICTURED = 1000  # visits of a run that are told one by one
-REMEMBERED = 10_000  # clients of whom it is remembered what they are like
-
-
-def visitor(plan: Plan, t: int) -> tuple[Engine, int]:
-    """The engine that visits clients on the model of round t, and how many it takes at once.
-
-    One after another there is nothing to gain by computing more than is needed.
-    """
-    choice = plan.choice
-    at_once = choice.workers or 1 if choice.alone else choice.chunk
-    return engine_of(choice, t), at_once
+RECORDED_VISITS = 1000  # of a run, which are recorded one by one
+CACHED_DEVICES = 10_000
 
 
-@dataclass(frozen=True)
-class Made:
-    """What a round led to."""
+class VirtualClock:
+    """Virtual time, and what both kinds of rounds do with it."""
 
-    server: Any
-    states: States  # not written yet
-    traffic: Traffic
-    exchanges: int
-    used: list[Visit]  # in ascending order of clients
-
-
-class Clock:
-    """Virtual time and what both kinds of rounds do with it."""
-
-    def __init__(self, plan: Plan, population: Population, live: InFlight):
-        self.plan, self.population, self.live = plan, population, live
-        self.line = Line(plan, population, live)
+    def __init__(
+        self, plan: RunPlan, population: Population, live: AsyncState, clients: ClientStates
+    ):
+        self.plan, self.population, self.live, self.clients = plan, population, live, clients
+        self.queue = ClientQueue(plan, population, live)
         self.ended: list[Visit] = []  # in this round
-        self.old: States = []  # states that this round has written over already
+        self.used: list[Visit] = []  # by the server in this round, in ascending order of clients
+        self._mark = live.mark()
         self._sizes: dict[tuple[bool, int, str], int] = {}
         self._devices: dict[int, Device] = {}
 
-    def begin(self) -> Any:
-        """Begin a round; what it returns undoes it."""
-        self.ended, self.old = [], []
-        return self.live.mark()
+    def begin_round(self) -> None:
+        """From here on, `rollback` leads back to here."""
+        self.ended, self.used, self._mark = [], [], self.live.mark()
 
-    def undo(self, mark: Any, clients: ClientStates) -> None:
-        for who, each in self.old[::-1]:
-            clients.scatter(who, each)
-        self.live.back(mark)
+    def rollback(self) -> None:
+        self.live.back(self._mark)
+        self.begin_round()
 
     def send(
         self,
@@ -96,37 +73,31 @@ class Clock:
         return Visit(client, number, version, steps, order, fate, weight, live.time, *moments)
 
     def _device(self, client: int) -> Device:
-        """What a client is like; some are remembered, for drawing takes time."""
+        """The device of a client; some are cached, for drawing takes time."""
         if client not in self._devices:
-            if len(self._devices) == REMEMBERED:
+            if len(self._devices) == CACHED_DEVICES:
                 self._devices.clear()
             self._devices[client] = self.population.device(self.plan.seed, client)
         return self._devices[client]
 
-    def size_up(
-        self, exchange: Exchange, down: Any, state: State, client: int, when: int, number: int
-    ) -> int:
+    def answer_bytes(self, exchange: Exchange, down: Any, client: int, key: Key) -> int:
         """The bytes of an answer, from one step of one client: times are needed before answers are."""
         if self.population.link.up is None:
             return 0
-        kind = when == 0, number, exchange.to
+        kind = key.round == 0, key.exchange, exchange.to
         if kind not in self._sizes:
-            plan, key = self.plan, Key(self.plan.seed, when, number)
-            solver = plan.local.solver(when)
-
-            def lend(clients: Sequence[int], single: bool) -> Work:
-                return Work(plan.problem, solver, clients, [1] * len(clients), key, single)
-
+            plan, one = self.plan, Participants([client], [1.0], [1], [1.0])
+            request = plan.request(exchange, down, self.clients, one, key, may_sum=False)
             with torch.no_grad():
-                engine, _ = visitor(plan, max(when, 1))
-                answers = engine(exchange.local, down, state.clients, [client], lend, 1)
-                self._sizes[kind] = sum(nbytes(up) for _, up, _ in answers)
+                answers = engine_of(plan.choice, max(key.round, 1))(request)
+                self._sizes[kind] = sum(nbytes(results.up) for results in answers)
         return self._sizes[kind]
 
     def account(
-        self, used: Sequence[Visit], left_out: Sequence[int], discount: dict[int, float]
+        self, used: list[Visit], left_out: Sequence[int], discount: dict[int, float]
     ) -> None:
         """Book the weights with which updates were used."""
+        self.used = used
         sound = [v for v in used if v.client not in left_out]
         total = sum(v.weight for v in sound)
         for v in sound:
@@ -134,9 +105,9 @@ class Clock:
             weight = discount.get(v.client, 1.0) * v.weight / total
             self.live.tally.take(v.client, weight, v.steps, p)
 
-    def timing(self, made: Made, t: int) -> Timing:
+    def timing(self, t: int) -> Timing:
         """The account of round t."""
-        live, used = self.live, made.used
+        live, used = self.live, self.used
         lost = [v for v in self.ended if not v.arrives]
         chi2, chi2_steps = live.tally.chi2()
         total = sum(v.weight for v in used)
@@ -151,7 +122,7 @@ class Clock:
             chi2=chi2,
             chi2_steps=chi2_steps,
             used=live.tally.used,
-            visits=tuple(v for v in self.ended if v.order <= PICTURED),
+            visits=tuple(v for v in self.ended if v.order <= RECORDED_VISITS),
         )
 
     def deserted(self, t: int) -> Deserted:

@@ -5,7 +5,7 @@ change before the server has used it.  So the first answer that is needed brings
 also of clients on other models: each row has a Down and a round of its own.  A row has the same bits in any company.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 from typing import Any, TypeAlias
@@ -13,29 +13,29 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import exchanges_of
-from undrift.core.records import rebuild, tensors
+from undrift.core.records import rebuild, stack_records, tensors
 from undrift.core.rng import Key
-from undrift.core.work import NoCommonRound, Work
-from undrift.simulation.asynchronous.async_state import InFlight, Visit
-from undrift.simulation.asynchronous.clock import visitor
+from undrift.core.work import NoCommonRound
+from undrift.problems.protocols import DrawsByRound
+from undrift.simulation.aggregation import ClientResults
+from undrift.simulation.asynchronous.async_state import AsyncState, Visit
 from undrift.simulation.client_states import ClientStates
-from undrift.simulation.engines import Results
-from undrift.simulation.engines.batched import in_chunks
-from undrift.simulation.transport import Plan
+from undrift.simulation.engines import engine_of
+from undrift.simulation.participants import Participants
+from undrift.simulation.transport import RunPlan
 
 Row: TypeAlias = tuple[Any, list[Tensor]]  # a record, for its form, and one client's tensors of it
 
 
-class Ahead:
+class Lookahead:
     """The answers that are not used yet, and the visits that have none."""
 
-    def __init__(self, plan: Plan, live: InFlight, clients: ClientStates):
+    def __init__(self, plan: RunPlan, live: AsyncState, clients: ClientStates):
         self.plan, self.live, self.clients = plan, live, clients
         self.waiting: dict[int, Visit] = {}  # by client
         self.answers: dict[int, tuple[Row, Row]] = {}  # by client: Up and state
-        # until a method asks for the round, which clients on different models do not share
-        self.mixed = plan.choice.engine == "batched" and hasattr(plan.problem, "draw_each")
+        # Until a method asks for the round, which clients on different models do not share.
+        self.mixed = plan.choice.engine == "batched" and isinstance(plan.problem, DrawsByRound)
         self._rule = lru_cache(10_000)(self._rule_of)
         for visit in [*live.buffer, *(v for _, _, v in live.out)]:
             self.expect(visit)
@@ -53,19 +53,21 @@ class Ahead:
 
     def _compute(self, visit: Visit, needed: set[int]) -> None:
         """Compute an answer, and those that can be computed together with it: first the needed, then the soonest."""
-        rule, most = self._alike(visit.version), visitor(self.plan, visit.version + 1)[1]
+        rule, choice = self._alike(visit.version), self.plan.choice
+        # One after another there is nothing to gain by computing more than is needed.
+        most = choice.workers or 1 if choice.one_by_one else choice.chunk
         alike = [v for v in self.waiting.values() if self._alike(v.version) == rule]
         most = max(most, sum(v.client in needed for v in alike))
         soon = nsmallest(most, alike, key=lambda v: (v.client not in needed, v.returns, v.order))
         group = sorted(soon, key=lambda v: v.client)
         try:
-            answers = list(self._visited(group))
+            answers = list(self._visit(group))
         except NoCommonRound:
             self.mixed = False
             return self._compute(visit, needed)
-        for some, up, state in answers:
-            ups, states = _rows(up, len(some)), _rows(state, len(some))
-            for row, client in enumerate(some):
+        for clients, up, state, _ in answers:
+            ups, states = _rows(up, len(clients)), _rows(state, len(clients))
+            for row, client in enumerate(clients):
                 self.answers[client] = ups[row], states[row]
         for v in group:
             del self.waiting[v.client]
@@ -75,42 +77,43 @@ class Ahead:
         return self._rule(version) if self.mixed else version
 
     def _rule_of(self, version: int) -> Hashable:
-        (exchange,) = exchanges_of(self.plan.algorithm, version + 1)
-        return exchange.local, self.plan.local.solver(version + 1)
+        (exchange,) = self.plan.exchanges(version + 1)
+        return exchange.local, self.plan.solver(version + 1)
 
-    def _visited(self, group: Sequence[Visit]) -> Results:
-        plan, ids = self.plan, [v.client for v in group]
-        of, version = {v.client: v for v in group}, group[0].version
-        (exchange,) = exchanges_of(plan.algorithm, version + 1)
-        solver, key = plan.local.solver(version + 1), Key(plan.seed, version + 1)
+    def _visit(self, group: Sequence[Visit]) -> Iterator[ClientResults]:
+        plan, version = self.plan, group[0].version
+        (exchange,) = plan.exchanges(version + 1)
+        of = {v.client: v for v in group}
         shared = all(v.version == version for v in group)
 
-        def lend(clients: Sequence[int], single: bool) -> Work:
-            steps = [of[i].steps for i in clients]
-            rounds = None if shared else [of[i].version + 1 for i in clients]
-            return Work(plan.problem, solver, clients, steps, key, single, rounds)
-
         def downs(clients: Sequence[int]) -> Any:
-            each = [self.live.downs[of[i].version] for i in clients]
-            columns = zip(*map(tensors, each), strict=True)
-            return rebuild(each[0], iter([torch.stack(column) for column in columns]))
+            return stack_records([self.live.downs[of[i].version] for i in clients])
 
-        engine, chunk = visitor(plan, version + 1)
-        if plan.choice.engine != "batched":
-            down = self.live.downs[version]
-            return engine(exchange.local, down, self.clients, ids, lend, chunk)
-        return in_chunks(exchange.local, downs, self.clients, ids, lend, chunk)
+        def rounds(clients: Sequence[int]) -> list[int] | None:
+            return None if shared else [of[i].version + 1 for i in clients]
 
-    def taken(self, clients: Sequence[int], discount: dict[int, float]) -> Results:
-        """Hand out answers that are there, each multiplied with its client's discount."""
-        found = [self.answers.pop(i) for i in clients]
-        ups = [_scaled(up, discount.get(i, 1.0)) for i, (up, _) in zip(clients, found, strict=True)]
-        states = [state for _, state in found]
-        if _alike(ups) and _alike(states):
-            yield clients, _joined(ups), _joined(states)
+        ids, ones = [v.client for v in group], [1.0] * len(group)
+        participants = Participants(ids, ones, [v.steps for v in group], ones)
+        request = plan.request(
+            exchange,
+            self.live.downs[version],
+            self.clients,
+            participants,
+            Key(plan.seed, version + 1),
+            may_sum=False,
+            downs=downs if plan.choice.engine == "batched" else None,
+            rounds=rounds,
+        )
+        return engine_of(plan.choice, version + 1)(request)
+
+    def take(self, clients: Sequence[int]) -> Iterator[ClientResults]:
+        """Hand out answers that are there."""
+        ups, states = zip(*[self.answers.pop(i) for i in clients], strict=True)
+        if _are_alike(ups) and _are_alike(states):
+            yield ClientResults(clients, _join(ups), _join(states))
             return
         for i, up, state in zip(clients, ups, states, strict=True):
-            yield [i], _joined([up]), _joined([state])
+            yield ClientResults([i], _join([up]), _join([state]))
 
 
 def _rows(record: Any, count: int) -> list[Row]:
@@ -122,18 +125,14 @@ def _rows(record: Any, count: int) -> list[Row]:
     return [(record, [column[row] for column in columns]) for row in range(count)]
 
 
-def _scaled(row: Row, factor: float) -> Row:
-    return row if factor == 1 else (row[0], [factor * t for t in row[1]])
-
-
-def _alike(rows: list[Row]) -> bool:
+def _are_alike(rows: Sequence[Row]) -> bool:
     """Whether rows are of one form, so that they can be joined."""
     if len(rows) == 1:
         return True
     return len({(type(form), *((t.shape, t.dtype) for t in row)) for form, row in rows}) == 1
 
 
-def _joined(rows: list[Row]) -> Any:
+def _join(rows: Sequence[Row]) -> Any:
     """Rows as one record."""
     if len(rows) == 1:
         return rebuild(rows[0][0], iter(rows[0][1]))

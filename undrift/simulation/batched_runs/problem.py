@@ -15,14 +15,14 @@ from torch.func import grad, vmap
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.rng import Key
-from undrift.problems.evaluation import each_evaluated, in_batches
+from undrift.problems.evaluation import evaluate_each, in_batches
 from undrift.problems.minibatches import Minibatches, Source, draw, sources
 from undrift.problems.model import ModelProblem
 
 Visitor = tuple[int, int]  # the number of a seed, and a client of its
 
 
-class Stacked:
+class StackedProblem:
     """What engines ask of a problem, for rows of several runs; a client is (number of a seed, client)."""
 
     def __init__(self, problems: Sequence[ModelProblem], seeds: Sequence[int], width: int):
@@ -123,19 +123,19 @@ class Stacked:
     # what is recorded
 
     def evaluate(self, x: Tensor) -> list[dict[str, float]]:
-        """The figures of every run."""
+        """The metrics of every run."""
         rows = x.view(len(self.problems), self.width, -1)
         return [
             found
             for problem, mine in zip(self.problems, rows, strict=True)
-            for found in _figures(problem, mine)
+            for found in _metrics(problem, mine)
         ]
 
 
-def _figures(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
+def _metrics(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
     """Of each model; one by one if the problem has a way of its own to evaluate it."""
     usual = type(problem).evaluate is ModelProblem.evaluate
-    return each_evaluated(problem, x) if usual else [problem.evaluate(row) for row in x]
+    return evaluate_each(problem, x) if usual else [problem.evaluate(row) for row in x]
 
 
 def check_alike(problems: Sequence[ModelProblem]) -> None:

@@ -1,13 +1,11 @@
 """Records with a row for each run, or for each client of each run."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from undrift.core.records import map_tensors, rebuild, tensors
-from undrift.simulation.aggregation import finite
+from undrift.simulation.aggregation import is_finite
 
 CLOSE = 1e-9  # relative: rows that are computed together equal rows alone
 
@@ -31,12 +29,12 @@ class Means:
         for x, total in zip(tensors(up), self.totals, strict=True):
             total[seeds] += x.view_as(total[seeds])
 
-    def found(self) -> Any:
+    def total(self) -> Any:
         """A record like those that came, a row a run."""
         return rebuild(self.record, iter([x.flatten(0, 1) for x in self.totals]))
 
 
-def added(rows: Tensor, weights: Tensor) -> Tensor:
+def sum_rows(rows: Tensor, weights: Tensor) -> Tensor:
     """Rows by seed, client and run, added up over clients with their weights, `[seeds, clients]`."""
     seeds, clients = weights.shape
     each = rows.view(seeds, clients, -1)
@@ -46,20 +44,14 @@ def added(rows: Tensor, weights: Tensor) -> Tensor:
 
 def not_finite(numbers: Tensor) -> list[int]:
     """Which of them are not finite."""
-    return [] if finite(numbers) else (~numbers.isfinite()).nonzero().flatten().tolist()
+    return [] if is_finite(numbers) else (~numbers.isfinite()).nonzero().flatten().tolist()
 
 
-def divided(n: int, most: int) -> list[slice]:
+def divide(n: int, most: int) -> list[slice]:
     """Slices of at most so many, as equal as can be."""
     parts = -(-n // max(1, min(n, most)))
     size = -(-n // parts)
     return [slice(a, min(a + size, n)) for a in range(0, n, size)]
-
-
-def stacked(records: Sequence[Any]) -> Any:
-    """One record of several, a row each."""
-    each = zip(*map(tensors, records), strict=True)
-    return rebuild(records[0], iter([torch.stack(x) for x in each]))
 
 
 def row_of(record: Any, r: int) -> Any:

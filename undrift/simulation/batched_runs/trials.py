@@ -9,13 +9,14 @@ from torch import Tensor
 from undrift.core.algorithm import Algorithm
 from undrift.core.batched_scalar import NotBatchable, merge
 from undrift.core.errors import Stopped
-from undrift.local.settings import Local
+from undrift.local import Local
 from undrift.problems import Problem
-from undrift.simulation.driver import Round, State, rounds
+from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.engines.choice import Choice
 from undrift.simulation.participation import Participation
+from undrift.simulation.results import Round, State
 
-Ended: TypeAlias = Round | Stopped  # a round of a run, or why there is none
+Played: TypeAlias = Round | Stopped  # a round of a run, or why there is none
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Trial:
     x0: Tensor | None = None
 
 
-def alike(trials: Sequence[Trial]) -> list[list[int]]:
+def batchable_sets(trials: Sequence[Trial]) -> list[list[int]]:
     """The numbers of trials that differ in floats, seeds and partitions only, set by set."""
     sets: list[list[int]] = []
     for n, trial in enumerate(trials):
@@ -50,12 +51,12 @@ def alike(trials: Sequence[Trial]) -> list[list[int]]:
 def check_local(each: Sequence[Local]) -> None:
     """Raise NotBatchable unless the local solvers differ in floats only."""
     for name in ("steps", "epochs", "batch"):
-        merge([getattr(local, name) for local in each], name)
+        merge([vars(local)[name] for local in each], name)
     merge([local.solver(1) for local in each])
 
 
 @dataclass(frozen=True)
-class Setting:
+class SharedConfig:
     """What all trials have in common."""
 
     rounds: int
@@ -63,32 +64,34 @@ class Setting:
     engine: str | Choice
     evaluate_every: int
 
-    def alone(
-        self, trial: Trial, engine: str | Choice | None = None, start: State | None = None
-    ) -> Iterator[Ended]:
-        """The rounds of a trial by itself, checked at once; then, if it ends early, why, again and again."""
-        playing = rounds(
+    def config(self, trial: Trial, engine: str | Choice | None = None) -> RunConfig:
+        """A trial as a run by itself."""
+        return RunConfig(
             trial.algorithm,
             trial.problem,
-            rounds=self.rounds,
-            participation=self.participation,
-            local=trial.local,
+            self.rounds,
+            self.participation,
+            trial.local,
             engine=engine or self.engine,
             seed=trial.seed,
-            x0=trial.x0 if start is None else None,
+            x0=trial.x0,
             evaluate_every=self.evaluate_every,
-            start=start,
         )
-        return to_the_end(playing)
 
-    def evaluated(self, t: int) -> bool:
-        return t % self.evaluate_every == 0 or t == self.rounds
+    def play_alone(
+        self, trial: Trial, engine: str | Choice | None = None, start: State | None = None
+    ) -> Iterator[Played]:
+        """The rounds of a trial by itself, checked at once; then, if it ends early, why, again and again."""
+        config = self.config(trial, engine)
+        if start is not None:
+            config = RunConfig(**{**vars(config), "x0": None})
+        return to_the_end(prepare(config).play(start))
 
 
-def to_the_end(playing: Iterator[Round]) -> Iterator[Ended]:
+def to_the_end(rounds: Iterator[Round]) -> Iterator[Played]:
     """The rounds of a run and then, if it ends early, why, again and again."""
     try:
-        yield from playing
+        yield from rounds
     except Stopped as end:
         while True:
             yield end

@@ -1,34 +1,36 @@
-"""Which engine a run uses.  Chosen once, before the first round, and small enough to be kept with the run."""
+"""Which engine a run uses: chosen once, before the first round, by what the run is, never by the clock."""
 
 import logging
 import os
 import shutil
 from dataclasses import asdict, dataclass, replace
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
+import psutil
 import torch
 
-from undrift.compiler.inductor import untested
+from undrift.compiler import untested_torch
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key
-
-if TYPE_CHECKING:
-    from undrift.local.settings import Local
-    from undrift.problems import Problem
-    from undrift.simulation.participation import Participation
+from undrift.local import Local
+from undrift.problems import Problem
+from undrift.problems.protocols import PrefersEngine, Replicable, Sized, Traceable
+from undrift.simulation.participation import Participation
 
 log = logging.getLogger("undrift")
 
 NAMES = ("sequential", "batched", "compiled")  # in one process
-CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take
-VECTORS_A_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
-# what compiling the visits of a method takes: 4 to 5 s, the first time on a machine 7 to 10, the next time 2
+CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take on a processor
+VECTORS_PER_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
+
+# How long a gradient takes uncompiled, by rule of thumb (docs/speed.md): a fixed part, and its operations.
+STEP_SECONDS = 1e-3
+FLOPS_PER_CORE = 2.5e10
+# What compiling the visits of a method takes: 4 to 5 s, the first time on a machine 7 to 10, the next time 2.
 COMPILING_SECONDS = 5.0
-# what compiling saves of a round, as a part of the time that its gradients alone take: in chunks, where it is 0.9 to 1.2, and
-# of one client
-SAVED, SAVED_ALONE = 0.8, 0.1
+# What compiling saves of a round, as a part of the time that its gradients take: in chunks, and of one client.
+SAVED, SAVED_ONE_BY_ONE = 0.8, 0.1
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Choice:
         check_value("run", "shards", self.shards, int, None, within="[1, inf)")
         if self.engine == "ray":
             return self._check_ray()
-        if self.workers is not None and not self.alone:
+        if self.workers is not None and not self.one_by_one:
             raise InvalidInput(
                 f"workers compute clients side by side in engine 'sequential', or 'compiled' with chunk=1; "
                 f"'{self.engine}' computes chunks of them together on all cores: leave workers out"
@@ -80,7 +82,7 @@ class Choice:
             )
 
     @property
-    def alone(self) -> bool:
+    def one_by_one(self) -> bool:
         """Whether clients are computed one by one."""
         return self.engine == "sequential" or (self.engine == "compiled" and self.chunk == 1)
 
@@ -95,8 +97,15 @@ class Choice:
             return self
         return Choice(self.inside or "sequential", self.chunk, since=self.since)
 
+    def uncompiled(self) -> "Choice":
+        """The same without a compiler."""
+        eager = "sequential" if self.inner.one_by_one else "batched"
+        if self.engine == "ray":
+            return replace(self, inside=eager, since=1)
+        return replace(self, engine=eager, since=1)
+
     def json(self) -> dict[str, Any]:
-        """The choice as numbers and words."""
+        """The choice as JSON holds it."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -105,81 +114,45 @@ class Choice:
             return f"{self.workers} workers on Ray, {self.shards} shards; in each, {inner}"
         from_round = f" from round {self.since} on" if self.since > 1 else ""
         how = f", compiled{from_round}" if self.engine == "compiled" else ""
-        if self.alone:
+        if self.one_by_one:
             side = f"{self.workers} side by side" if self.workers else "all cores for each"
             return f"clients one after another, {side}{how}"
         return f"clients in chunks of {self.chunk}{how or ', batched'}"
 
 
 def choose(
-    problem: "Problem",
+    problem: Problem,
     *,
     rounds: int,
-    participation: "Participation",
-    local: "Local",
-    engine: "str | Choice" = "auto",
+    participation: Participation,
+    local: Local,
+    engine: str | Choice = "auto",
     chunk: int | None = None,
     workers: int | None = None,
-    together: int | None = None,
+    concurrency: int | None = None,
 ) -> Choice:
-    """The engine that suits a run: as asked for, or by what the model is and how long a step takes.
+    """The engine that suits a run in one process: as asked for, or by model, cohort, steps, rounds and threads.
 
     Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
-    chunks.  All but recurrent layers are compiled if the run is long enough to repay it.  `together`: how many there are to
-    compute at once, a cohort if None.  The choice is logged at INFO.
+    chunks.  All but recurrent layers are compiled if the run is long enough to repay it.  `concurrency`: how many there are
+    to compute at once, a cohort if None.
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
     >>> choose(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
     Choice(engine='batched', chunk=3, workers=None, since=1, shards=None, inside=None)
     """
-    if isinstance(engine, Choice) and (chunk is not None or workers is not None):
-        raise InvalidInput("a Choice says chunk and workers itself: give one or the other")
-    if engine == "ray" or (isinstance(engine, Choice) and engine.engine == "ray"):
-        from undrift.simulation.ray.choice import on_ray  # Ray need not be installed
-
-        asked = engine if isinstance(engine, Choice) else Choice("ray", workers=workers)
-        choice = on_ray(asked, problem, rounds, participation, local, chunk)
-    elif isinstance(engine, Choice):
+    if isinstance(engine, Choice):
         check_possible(engine.engine, problem)
-        return without_compiling_if_untested(engine)
-    else:
-        choice = in_process(problem, rounds, participation, local, engine, chunk, workers, together)
-    choice = without_compiling_if_untested(choice)
-    log.info("engine: %s", choice)
-    return choice
-
-
-def without_compiling_if_untested(choice: Choice) -> Choice:
-    """The same choice, or after a line of notice the uncompiled one where this version of torch may not compile."""
-    why = untested()
-    if why is None or "compiled" not in (choice.engine, choice.inside):
-        return choice
-    log.warning("not compiled: %s", why)
-    eager = "sequential" if choice.inner.alone else "batched"
-    if choice.engine == "ray":
-        return replace(choice, inside=eager, since=1)
-    return replace(choice, engine=eager, since=1)
-
-
-def in_process(
-    problem: "Problem",
-    rounds: int,
-    participation: "Participation",
-    local: "Local",
-    engine: str = "auto",
-    chunk: int | None = None,
-    workers: int | None = None,
-    together: int | None = None,
-) -> Choice:
-    """The engine that suits a run in one process."""
-    name, suits = engine, getattr(problem, "engine", "batched")
+        return checked_for_torch(engine)
+    prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
+    name = engine
     if name == "auto":
-        name = "sequential" if workers else suits
+        name = "sequential" if workers else prefers
     Choice(name, chunk or 1, workers)  # refuses what is wrong before anything is tried
     check_possible(name, problem)
     most = chunk_by_memory(problem, local)
-    one_by_one = workers is not None or (suits == "sequential" and chunk in (None, 1))
+    one_by_one = workers is not None or (prefers == "sequential" and chunk in (None, 1))
     if name == "sequential" or (name == "compiled" and one_by_one):
         apart = _not_shared(problem)
         if workers is not None and apart:
@@ -188,109 +161,115 @@ def in_process(
             workers = torch.get_num_threads()
         choice = Choice(name, workers=workers)
         compiled = Choice("compiled", workers=workers, since=2)
-        if suits != "sequential":  # one by one by request: what auto would compile are chunks
-            return choice
+        if prefers != "sequential":  # one by one by request: what auto would compile are chunks
+            return checked_for_torch(choice)
     else:
-        chunk = chunk or min(most, together or cohort_of(problem, participation))
+        chunk = chunk or min(most, concurrency or cohort_size(problem, participation))
         choice, compiled = Choice(name, chunk), Choice("compiled", chunk, since=2)
     if engine == "auto" and _repays(compiled, problem, rounds, participation, local):
         return compiled
-    return choice
+    return checked_for_torch(choice)
 
 
-def check_possible(name: str, problem: "Problem") -> None:
-    refusal = getattr(problem, "not_batched", None) if name != "sequential" else None
-    if refusal:
-        raise InvalidInput(f"engine '{name}' cannot run this problem: {refusal}")
+def checked_for_torch(choice: Choice) -> Choice:
+    """The same choice, or after a line of notice the uncompiled one where this version of torch may not compile."""
+    why = untested_torch()
+    if why is None or "compiled" not in (choice.engine, choice.inside):
+        return choice
+    log.warning("not compiled: %s", why)
+    return choice.uncompiled()
 
 
-def _not_shared(problem: "Problem") -> str | None:
-    """Why threads cannot compute different clients of a problem at the same time, if they cannot."""
+def check_possible(name: str, problem: Problem) -> None:
+    """Raise InvalidInput if an engine cannot run a problem."""
+    why = problem.not_batched if isinstance(problem, PrefersEngine) else None
+    if name != "sequential" and why:
+        raise InvalidInput(f"engine '{name}' cannot run this problem: {why}")
+
+
+def _not_shared(problem: Problem) -> str | None:
+    """Why threads cannot compute different clients of a problem at the same time, or None."""
     if problem.x0.device.type != "cpu":
         return f"it is on {problem.x0.device}, which all of them would wait for"
-    if not hasattr(problem, "twin"):
+    if not isinstance(problem, Replicable):
         return f"{type(problem).__name__} has no twin(), a copy for another thread"
-    return getattr(problem, "not_shared", None)
+    return problem.not_shared
 
 
-def cohort_of(problem: "Problem", participation: "Participation") -> int:
+@runtime_checkable
+class _HasCohortSize(Protocol):
+    S: int
+
+
+def cohort_size(problem: Problem, participation: Participation) -> int:
     """How many clients take part in a round, at most."""
-    S = getattr(participation, "S", None)
-    return min(S, problem.N) if isinstance(S, int) else problem.N
+    known = isinstance(participation, _HasCohortSize)
+    return min(participation.S, problem.N) if known else problem.N
 
 
-def chunk_by_memory(problem: "Problem", local: "Local") -> int:
+def chunk_by_memory(problem: Problem, local: Local) -> int:
     """How many clients can be computed at once; raises InvalidInput if not even one."""
-    vectors = problem.x0.numel() * problem.x0.element_size() * VECTORS_A_CLIENT
-    batch_bytes = getattr(problem, "batch_bytes", None)
-    batch = 0 if batch_bytes is None else batch_bytes(local.batch)
-    free = free_bytes()
-    if free is not None and vectors + batch > free:
+    x0 = problem.x0
+    vectors = x0.numel() * x0.element_size() * VECTORS_PER_CLIENT
+    batch = problem.batch_bytes(local.batch) if isinstance(problem, Sized) else 0
+    free = free_bytes(x0.device)
+    if vectors + batch > free:
         raise InvalidInput(
-            f"one client needs about {_size(vectors + batch)}: {VECTORS_A_CLIENT} vectors of {problem.x0.numel():,} "
+            f"one client needs about {_size(vectors + batch)}: {VECTORS_PER_CLIENT} vectors of {x0.numel():,} "
             f"numbers ({_size(vectors)}) and a minibatch ({_size(batch)}), and {_size(free)} of memory are free: "
             "use a smaller batch or model"
         )
-    budget = CHUNK_BYTES if free is None else min(CHUNK_BYTES, free)
+    # A processor's caches are small; an accelerator wants as much at once as fits, with room for what torch adds.
+    budget = min(CHUNK_BYTES, free) if x0.device.type == "cpu" else free // 4
     return max(1, budget // (vectors + batch))
 
 
-def free_bytes() -> int | None:
-    """The machine's memory that is free, where the system tells."""
-    try:
-        with open("/proc/meminfo") as lines:
-            found = {line.split(":")[0]: line.split()[1] for line in lines}
-        return int(found["MemAvailable"]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
+def free_bytes(device: torch.device) -> int:
+    """The memory that is free where a problem is computed."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
 
 
 def _size(count: int) -> str:
     return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.1f} MiB"
 
 
-def compiler() -> str | None:
-    """The C++ compiler that compiled steps need, if there is one."""
+def cpp_compiler() -> str | None:
+    """The C++ compiler that compiled visits need, or None."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "clang++"))), None)
 
 
 def _repays(
-    choice: Choice, problem: Any, rounds: int, participation: "Participation", local: "Local"
+    choice: Choice, problem: Problem, rounds: int, participation: Participation, local: Local
 ) -> bool:
-    """Whether compiled steps would save more than compiling takes."""
-    if not hasattr(problem, "grad_of") or getattr(problem, "not_batched", None):
+    """Whether compiled visits would save more than compiling takes."""
+    batchable = not isinstance(problem, PrefersEngine) or problem.not_batched is None
+    traceable: object = problem
+    if not isinstance(traceable, Traceable) or not batchable:
         return False
-    clients = list(range(min(choice.chunk, problem.N)))
-    steps = local.count(problem, Key(0, 1), clients)
-    chunks = -(-cohort_of(problem, participation) // choice.chunk)
-    seconds = rounds * chunks * max(steps) * step_seconds(problem, clients, local)
-    return worth_compiling(seconds, choice.alone)
+    clients = min(choice.chunk, problem.N)
+    steps = local.count(problem, Key(0, 1), range(clients))
+    chunks = -(-cohort_size(problem, participation) // choice.chunk)
+    gradients = rounds * chunks * max(steps)
+    return worth_compiling(gradients * step_seconds(problem, clients, local), choice.one_by_one)
 
 
-def worth_compiling(seconds: float, alone: bool) -> bool:
-    """Whether it saves more than it takes, where gradients take so long in all, of clients one by one (`alone`) or in chunks."""
-    if (SAVED_ALONE if alone else SAVED) * seconds < COMPILING_SECONDS:
+def worth_compiling(seconds: float, one_by_one: bool) -> bool:
+    """Whether compiling saves more than it takes, where gradients take so long in all."""
+    if (SAVED_ONE_BY_ONE if one_by_one else SAVED) * seconds < COMPILING_SECONDS:
         return False
-    why = not_compiling()
+    why = untested_torch()
+    if cpp_compiler() is None:
+        why = "no C++ compiler was found (g++ or clang++, or set CXX)"
     if why is not None:
         log.warning("not compiled: %s", why)
     return why is None
 
 
-def not_compiling() -> str | None:
-    """Why nothing can be compiled here, if so."""
-    if compiler() is None:
-        return "no C++ compiler was found (g++ or clang++, or set CXX)"
-    return untested()
-
-
-def step_seconds(problem: Any, clients: list[int], local: "Local") -> float:
-    """How long a gradient of these clients takes, at best."""
-    y = problem.x0.repeat(len(clients), 1) if len(clients) > 1 else problem.x0
-    minibatches = problem.draw(Key(0, 0), clients, [1] * len(clients), local.batch)
-    found = []
-    for _ in range(3):
-        began = perf_counter()
-        problem.grad(y, minibatches, 0)
-        found.append(perf_counter() - began)
-    return min(found)
+def step_seconds(problem: Problem, clients: int, local: Local) -> float:
+    """How long a gradient of so many clients takes uncompiled, estimated from its operations."""
+    flops = (
+        problem.step_flops(local.batch) if isinstance(problem, Sized) else 6.0 * problem.x0.numel()
+    )
+    return STEP_SECONDS + clients * flops / (FLOPS_PER_CORE * torch.get_num_threads())

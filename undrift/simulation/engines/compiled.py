@@ -1,226 +1,237 @@
-"""Visits that are compiled whole (`visit.py`), or whose steps are (`steps.py`): of a cohort at once, or of one client.
+"""Visits that are compiled whole (undrift/compiler): of a chunk of clients at once, or of one client.
 
 Chunks have few shapes: short minibatches are filled up with samples that have no share in the mean, and a chunk that lacks
-clients with repeated ones.  So a run mostly needs one program for its steps and one for what comes after them.
+clients with repeated ones.  So a run mostly needs the programs of one visit.  A visit that cannot be compiled is computed as
+the batched engine, or one by one the sequential engine, computes it, after one line of notice.
 """
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from functools import partial
 from threading import Lock
-from typing import Any, cast
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from undrift.compiler.closures import held
-from undrift.compiler.program import joined
-from undrift.compiler.steps import (
-    Program,
-    Step,
-    alike,
-    fixed_of,
-    layout_of,
-    lives_of,
-    traceable,
-    tried,
-)
-from undrift.compiler.visit import Given, NotCut, Visit, verified
-from undrift.core.records import form_of, map_tensors
-from undrift.core.work import Carried, Refused, Work, in_turn
-from undrift.simulation.client_states import ClientStates
-from undrift.simulation.engines.batched import Local, Result, chunks, same, visited
+from undrift.compiler import CannotCompile, CompiledVisit, compile_visit
+from undrift.compiler.verify import Noise, attempts, noise, random_like, same_up_to_rounding
+from undrift.core.algorithm import Algorithm
+from undrift.core.errors import first_line
+from undrift.core.records import map_tensors, rebuild, tensors
+from undrift.core.work import Work
+from undrift.simulation.aggregation import ClientResults
+from undrift.simulation.engines.batched import chunks, visit_chunk
+from undrift.simulation.engines.request import Engine, Request
 from undrift.simulation.engines.sequential import in_threads, visit_one
+from undrift.simulation.engines.tracing import TracedVisit, VisitSpec, add_rows
 
 log = logging.getLogger("undrift")
 
-# one program at a time, whoever needs it: torch's settings meanwhile are those of the process
-MAKING = Lock()
+T = TypeVar("T")
+
+# One program is built at a time, whoever needs it: torch's configuration meanwhile is that of the whole process.
+BUILDING = Lock()
 
 
-@dataclass(frozen=True)
-class Added:
-    """What some clients sent, added up with their weights, and found finite."""
-
-    record: Any
+class NonFiniteUpdate(Exception):
+    """Something in a visit is not finite, and has been written over the clients' states."""
 
 
-def compiled(
-    local: Local,
-    down: Any,
-    states: ClientStates,
-    clients: Sequence[int],
-    lend: Callable[[Sequence[int], bool], Work],
-    chunk: int,
-    weights: Sequence[float] | None = None,
-) -> Iterator[Result]:
-    """Visit clients `chunk` at a time with compiled steps; with weights what they send is added up, if it can be."""
-    # few numbers of rows, because each is another program: the chunk, or a power of two below it
-    rows = lambda n: min(chunk, 1 << (n - 1).bit_length())
-    downs, weight_of = same(down), _weights(clients, weights)
-    for ids, here in chunks(clients, chunk, rows):
-        client, work = states.gather(here), lend(here, False)
-        compiler = compiler_of(work.problem)
+def compiled(request: Request) -> Iterator[ClientResults]:
+    """Visit clients `chunk` at a time."""
+    # Few numbers of rows, because each needs other programs: the chunk, or a power of two below it.
+    rows_for = lambda n: min(request.chunk, 1 << (n - 1).bit_length())
+    programs = programs_of(request.problem)
+    for ids, rows in chunks(request.participants.clients, request.chunk, rows_for):
+        state = request.states.gather(rows)
         try:
-            whole = compiler.added(local, down, client, work, ids, weight_of)
-        except Spoilt:
-            whole, client = None, states.gather(here)
-        yield whole or visited(local, downs(here), client, work, ids, compiler.run)
+            found = programs.visit_rows(request, ids, rows, state, request.problem)
+        except NonFiniteUpdate:
+            found, state = None, request.states.gather(rows)
+        yield found or visit_chunk(request, ids, rows, state)
 
 
-def one_by_one(workers: int | None) -> Callable[..., Iterator[Result]]:
-    """The same for one client at a time, with so many workers side by side; None: one after another, on all cores.
+def compiled_one_by_one(workers: int | None) -> Engine:
+    """The same for one client at a time, with so many side by side; None: one after another, on all cores."""
 
-    A visit that cannot be compiled is made as the sequential engine makes it.
-    """
+    def engine(request: Request) -> Iterator[ClientResults]:
+        programs = programs_of(request.problem)
 
-    def engine(
-        local: Local,
-        down: Any,
-        states: ClientStates,
-        clients: Sequence[int],
-        lend: Callable[[Sequence[int], bool], Work],
-        chunk: int,
-        weights: Sequence[float] | None = None,
-    ) -> Iterator[Result]:
-        original = lend(clients[:1], False).problem
-        compiler, weight_of = compiler_of(original), _weights(clients, weights)
-
-        def visit(i: int, client: Any, problem: Any) -> Result:
-            work = lend([i], False)
-            work.problem = problem
+        def visit(i: int, state: Any, problem: Any) -> ClientResults:
             try:
-                whole = compiler.added(local, down, client, work, [i], weight_of)
-            except Spoilt:
-                whole, client = None, states.gather([i])
-            if whole is not None:
-                return whole
-            try:
-                return visited(local, same(down)([i]), client, work, [i], compiler.strictly)
-            except Refused as why:
-                compiler.note(why)
-                work = lend([i], True)
-                work.problem = problem
-                return visit_one(local, down, client, i, work)
+                found = programs.visit_rows(request, [i], [i], state, problem)
+            except NonFiniteUpdate:
+                found, state = None, request.states.gather([i])
+            return found or visit_one(request, i, state, problem)
 
         if workers is None:
-            yield from (visit(i, states.gather([i]), original) for i in clients)
+            for i in request.participants.clients:
+                yield visit(i, request.states.gather([i]), request.problem)
         else:
-            yield from in_threads(visit, states, clients, original, workers)
+            yield from in_threads(visit, request, workers)
 
     return engine
 
 
-def _weights(clients: Sequence[int], weights: Sequence[float] | None) -> dict[int, float] | None:
-    return None if weights is None else dict(zip(clients, weights, strict=True))
+class Programs:
+    """The compiled visits of one problem, built when they are first needed and kept as long as the problem."""
+
+    def __init__(self) -> None:
+        self.specs: dict[Any, VisitSpec | CannotCompile] = {}
+        self.visits: dict[Any, tuple[CompiledVisit, Any, Any] | CannotCompile] = {}
+        self.noted: set[str] = set()
+
+    def visit_rows(
+        self, request: Request, ids: Sequence[int], rows: Sequence[int], state: Any, problem: Any
+    ) -> ClientResults | None:
+        """A visit of clients who have the first rows; None if it cannot be compiled.
+
+        New states are written over `state`; raises NonFiniteUpdate if something is not finite.
+        """
+        wire = request.exchange.wire
+        client = state if wire is None else wire.client_of(state)
+        work = request.work(rows, False, problem)
+        down = map_tensors(lambda t: t.unsqueeze(0), request.down)
+        may_sum = request.may_sum and wire is None
+        weights = self._weights(request, ids, rows) if may_sum else None
+        found = self.visit(request.algorithm, down, client, work, weights)
+        if found is None:
+            return None
+        up, client, totals = found
+        if not math.isfinite(float(totals.sum())):
+            raise NonFiniteUpdate
+        if weights is not None:
+            up = map_tensors(lambda t: t[0], up)
+            return ClientResults(ids, up, _first(client, len(ids)), summed=True)
+        if wire is not None:
+            up, client = wire.encode(up, client, state, request.work(rows, False, problem))
+        return ClientResults(ids, _first(up, len(ids)), _first(client, len(ids)))
+
+    def _weights(self, request: Request, ids: Sequence[int], rows: Sequence[int]) -> Tensor:
+        of = dict(zip(request.participants.clients, request.participants.weights, strict=True))
+        weights = [of[i] for i in ids] + [0.0] * (len(rows) - len(ids))
+        return torch.tensor([weights], dtype=torch.float64)
+
+    def visit(
+        self, algorithm: Algorithm, down: Any, client: Any, work: Work, weights: Tensor | None
+    ) -> tuple[Any, Any, Tensor] | None:
+        """What clients send, their new states, and a number per row or run that is finite only if all of it is.
+
+        With `weights`, `[groups, clients]`, what they send is added up, a row for each group and run.  New states are
+        written over `client`.  None if the visit cannot be compiled.
+        """
+        try:
+            visit = TracedVisit(algorithm, down, client, work, weights)
+            structure = visit.structure
+        except CannotCompile as why:
+            return self._note(why)
+        with BUILDING:
+            if structure not in self.specs:
+                self.specs[structure] = attempt(visit.explore)
+            spec = self.specs[structure]
+            if isinstance(spec, CannotCompile):
+                return self._note(spec)
+            key = structure, visit.minibatch_forms(spec)
+            if key not in self.visits:
+                self.visits[key] = attempt(lambda: build(visit, spec))
+            built = self.visits[key]
+        if isinstance(built, CannotCompile):
+            return self._note(built)
+        program, up, kept = built
+        return run(program, visit, spec, up, kept)
+
+    def _note(self, why: CannotCompile) -> None:
+        """Report once that something is not compiled."""
+        if str(why) not in self.noted:
+            self.noted.add(str(why))
+            log.warning("not compiled: %s", why)
 
 
-class Spoilt(Exception):
-    """Something in a visit is not finite, and has been written over what clients remember."""
+def build(visit: TracedVisit, spec: VisitSpec) -> tuple[CompiledVisit, Any, Any]:
+    """The programs of a visit, verified, with records like those that it returns."""
+    examples = [visit.step_inputs(loop, only=1)[0] for loop in spec.loops]
+    program = compile_visit(
+        visit.function(spec), visit.inputs(spec), examples, visit.layout, visit.overwritten
+    )
+    up, kept = (map_tensors(lambda t: torch.empty(0), each) for each in (visit.up, visit.kept))
+    verify(program, visit, spec, up, kept)
+    return program, up, kept
+
+
+def run(
+    program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any
+) -> tuple[Any, Any, Tensor]:
+    """One visit with compiled programs."""
+    minibatches = [visit.step_inputs(loop) for loop in spec.loops]
+    totals, *found = program(visit.inputs(spec), minibatches, visit.calls(spec))
+    client = rebuild(kept, iter(tensors(visit.state)))
+    for t in tensors(client):  # read again rather than computed again, which takes longer
+        by_run = t.view(
+            *(1, len(t)) if visit.weights is None else visit.weights.shape, -1, t.shape[1]
+        )
+        totals = totals + (t.sum(1) if visit.weights is None else by_run.sum((1, 3)).flatten())
+    return rebuild(up, iter(found)), client, totals
+
+
+class _DisturbedWork(Work):
+    """Work whose loops start every step from values that are disturbed."""
+
+    def __init__(self, work: Work, disturb: Noise):
+        self.__dict__.update(copy(work).__dict__)
+        self._disturb = disturb
+
+    def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
+        disturbed = lambda *carried: step(*map(self._disturb, carried))
+        return super().loop(disturbed, *start, steps=steps)
+
+
+def verify(program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any) -> None:
+    """Raise CannotCompile unless the program computes what the uncompiled visit does, from random states and messages."""
+
+    def uncompiled(down: Any, client: Any, disturb: Noise) -> list[Tensor]:
+        work = _DisturbedWork(visit.work, disturb)
+        sent, new = visit.local(map_tensors(visit.spread, down), client, work)
+        weights = visit.weights
+        sums = tensors(sent) if weights is None else [add_rows(t, weights) for t in tensors(sent)]
+        return [*sums, *tensors(new)]
+
+    for generator, scale in attempts(visit.problem.x0):
+        like = partial(random_like, scale=scale, generator=generator)
+        down, client = map_tensors(like, visit.down), map_tensors(like, visit.state)
+        expected = uncompiled(down, client, lambda t: t)
+        disturbed = uncompiled(down, client, noise(generator))
+        own = map_tensors(torch.clone, client)  # which is written over
+        again = TracedVisit(visit.algorithm, down, own, visit.work, visit.weights)
+        sent, new, _ = run(program, again, spec, up, kept)
+        if same_up_to_rounding([*tensors(sent), *tensors(new)], expected, disturbed):
+            return
+    raise CannotCompile("its program computes something else, so torch compiles it wrongly")
+
+
+def attempt(make: Callable[[], T]) -> T | CannotCompile:
+    """What can be compiled, or why it cannot."""
+    try:
+        with warnings.catch_warnings():  # torch warns of its own deprecated parts
+            warnings.simplefilter("ignore")
+            return make()
+    except Exception as error:  # torch raises many kinds for what it cannot trace or compile
+        if isinstance(error, CannotCompile):
+            return CannotCompile(*error.args)  # anew: this one holds all that it was raised in
+        return CannotCompile(f"{type(error).__name__}: {first_line(error)}")
 
 
 def _first(record: Any, count: int) -> Any:
     return map_tensors(lambda t: t[:count] if len(t) > count else t, record)
 
 
-class Compiler:
-    """The compiled visits and steps of one problem, made when they are first needed and kept as long as the problem."""
-
-    def __init__(self) -> None:
-        self.programs: dict[Any, Program | Refused] = {}
-        self.visits: dict[Any, Visit | Refused] = {}  # by all of a visit, or by the method if never
-        self.refusals: set[str] = set()
-
-    def run(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
-        """Make the steps with a compiled program; in turn, after one line of notice, if there can be none."""
-        try:
-            return self.strictly(work, step, start, steps)
-        except Refused as why:
-            self.note(why)
-            return in_turn(work, step, start, steps)
-
-    def note(self, why: Refused) -> None:
-        """Say once that something is not compiled."""
-        if str(why) not in self.refusals:
-            self.refusals.add(str(why))
-            log.warning("not compiled, computed step by step instead: %s", why)
-
-    def added(
-        self,
-        local: Local,
-        down: Any,
-        client: Any,
-        work: Work,
-        ids: Sequence[int],
-        weight_of: dict[int, float] | None,
-    ) -> Result | None:
-        """A visit of clients who have the first rows, with what they send added up; None if that cannot be compiled.
-
-        What clients keep is written over what they remember, `client`; raises Spoilt if something is not finite.
-        """
-        if weight_of is None:
-            return None
-        weights = [weight_of[i] for i in ids]
-        weights += [0.0] * (len(work.clients) - len(ids))
-        sent = map_tensors(lambda t: t.unsqueeze(0), down)
-        found = self.visit(local, sent, client, work, torch.tensor([weights], dtype=torch.float64))
-        if found is None:
-            return None
-        up, kept, total = found
-        if not math.isfinite(float(total)):
-            raise Spoilt
-        return ids, Added(map_tensors(lambda t: t[0], up)), _first(kept, len(ids))
-
-    def visit(
-        self, local: Local, down: Any, client: Any, work: Work, weights: Tensor
-    ) -> tuple[Any, Any, Tensor] | None:
-        """What clients send, added up, what they keep, and which runs are finite; None if the visit is not compiled whole.
-
-        What clients keep is written over what they remember, `client`.
-        """
-        given = Given(local, down, client, work, weights)
-        if given.inside.key in self.visits or not hasattr(work.problem, "grad_of"):
-            return None
-        problem, steps = cast(Any, work.problem), work._steps
-        minibatches = problem.inputs(work._drawn(steps), max(steps), work.solver.batch)
-        lives = lives_of(work, steps)
-        key = (given.key, *alike(given.work, minibatches[0], lives))
-        with MAKING:
-            if key not in self.visits and given.inside.key not in self.visits:
-                made = tried(lambda: verified(given, work, minibatches, lives))
-                if isinstance(made, Refused):
-                    log.info("visits are not compiled whole, only their steps: %s", made)
-                self.visits[given.inside.key if isinstance(made, NotCut) else key] = made
-        visit = self.visits.get(key)
-        return visit(given, minibatches, lives) if isinstance(visit, Visit) else None
-
-    def strictly(self, work: Work, step: Step, start: Carried, steps: Sequence[int]) -> Carried:
-        """Make the steps with a compiled program; raises Refused if there can be none."""
-        problem, layout = traceable(work), layout_of(work.problem)
-        minibatches = problem.inputs(work._minibatches, max(steps), work.solver.batch)
-        lives, inside = lives_of(work, steps), held(step)
-        key = (inside.key, tuple(map(form_of, start)), *alike(work, minibatches[0], lives))
-        carried = [layout.copied(t) for t in start]
-        fixed = [layout.apart(t) for t in (*inside.tensors, *fixed_of(work, inside.numbers))]
-        with MAKING:
-            if key not in self.programs:
-                self.programs[key] = tried(
-                    lambda: Program(work, step, inside, carried, fixed, minibatches, lives)
-                )
-        program = self.programs[key]
-        if isinstance(program, Refused):
-            raise Refused(
-                *program.args
-            )  # anew: one that is kept would keep all that it was raised in
-        program(carried, fixed, minibatches, lives)
-        return tuple(map(joined, carried))
+PROGRAMS: WeakKeyDictionary[Any, Programs] = WeakKeyDictionary()
 
 
-COMPILERS: WeakKeyDictionary[Any, Compiler] = WeakKeyDictionary()
-
-
-def compiler_of(problem: Any) -> Compiler:
-    """The compiler of a problem, shared by all its runs."""
-    return COMPILERS.setdefault(problem, Compiler())
+def programs_of(problem: Any) -> Programs:
+    """The compiled visits of a problem, shared by all its runs."""
+    return PROGRAMS.setdefault(problem, Programs())

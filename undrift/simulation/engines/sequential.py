@@ -2,12 +2,13 @@
 
 With workers, clients are computed side by side by threads, each with a copy of the model and a single core: every client
 is still computed by one thread alone, in the same way, and results come back in order, so any number of workers gives
-the same bits.  Torch's operators do not hold Python's lock, hence threads and not processes.
+the same bits.  Torch's operators release Python's lock, hence threads and not processes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import local as ThreadLocal
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,72 +17,46 @@ import torch
 
 from undrift.core.errors import MethodFailure
 from undrift.core.records import map_tensors
-from undrift.core.work import Work
-from undrift.simulation.client_states import ClientStates
-from undrift.simulation.engines.batched import Local, Result
+from undrift.simulation.aggregation import ClientResults
+from undrift.simulation.engines.request import Engine, Request
 
 
-def sequential(
-    local: Local,
-    down: Any,
-    states: ClientStates,
-    clients: Sequence[int],
-    lend: Callable[[Sequence[int], bool], Work],
-    chunk: int,
-    weights: Sequence[float] | None = None,
-) -> Iterator[Result]:
+def sequential(request: Request) -> Iterator[ClientResults]:
     """Visit clients one at a time."""
-    for i in clients:
-        yield visit_one(local, down, states.gather([i]), i, lend([i], True))
+    for i in request.participants.clients:
+        yield visit_one(request, i, request.states.gather([i]), request.problem)
 
 
-def side_by_side(workers: int) -> Callable[..., Iterator[Result]]:
-    """The sequential engine with so many workers."""
+def threaded(workers: int) -> Engine:
+    """The sequential engine with so many clients side by side."""
 
-    def engine(
-        local: Local,
-        down: Any,
-        states: ClientStates,
-        clients: Sequence[int],
-        lend: Callable[[Sequence[int], bool], Work],
-        chunk: int,
-        weights: Sequence[float] | None = None,
-    ) -> Iterator[Result]:
-        def visit(i: int, client: Any, problem: Any) -> Result:
-            work = lend([i], True)
-            work.problem = problem
-            return visit_one(local, down, client, i, work)
-
-        yield from in_threads(visit, states, clients, lend(clients[:1], True).problem, workers)
+    def engine(request: Request) -> Iterator[ClientResults]:
+        yield from in_threads(partial(visit_one, request), request, workers)
 
     return engine
 
 
 def in_threads(
-    visit: Callable[[int, Any, Any], Result],
-    states: ClientStates,
-    clients: Sequence[int],
-    problem: Any,
-    workers: int,
-) -> Iterator[Result]:
-    """`visit(i, what it remembers, problem)` for each client, on so many cores, with a twin of the problem for each core."""
-    mine, cores = ThreadLocal(), torch.get_num_threads()
-    copies = twins(problem, workers)
+    visit: Callable[[int, Any, Any], ClientResults], request: Request, workers: int
+) -> Iterator[ClientResults]:
+    """`visit(client, its state, problem)` for each client, with a copy of the problem for each of so many threads."""
+    own, cores = ThreadLocal(), torch.get_num_threads()
+    copies = twins(request.problem, workers)
 
     def begin() -> None:
         torch.set_num_threads(1)
-        mine.problem = copies.pop()
+        own.problem = copies.pop()
 
     @torch.no_grad()  # which holds for one thread only
-    def visited(i: int, client: Any) -> Result:
-        return visit(i, client, mine.problem)
+    def visited(i: int, state: Any) -> ClientResults:
+        return visit(i, state, own.problem)
 
     pool = ThreadPoolExecutor(workers, "undrift", initializer=begin)
     torch.set_num_threads(1)  # of this thread, which adds up meanwhile: all cores are taken
     try:
-        waiting: deque[Future[Result]] = deque()
-        for i in clients:
-            waiting.append(pool.submit(visited, i, states.gather([i])))
+        waiting: deque[Future[ClientResults]] = deque()
+        for i in request.participants.clients:
+            waiting.append(pool.submit(visited, i, request.states.gather([i])))
             if len(waiting) > 2 * workers:  # results are not heaped up
                 yield waiting.popleft().result()
         while waiting:
@@ -102,17 +77,14 @@ def twins(problem: Any, count: int) -> list[Any]:
     return known[:count]
 
 
-def visit_one(local: Local, down: Any, client: Any, i: int, work: Work) -> Result:
+def visit_one(request: Request, i: int, state: Any, problem: Any) -> ClientResults:
     """One visit of one client, vectors `[D]`; what comes of it has a row."""
-    client = map_tensors(lambda t: t[0], client)
+    work = request.work([i], True, problem)
+    state = map_tensors(lambda t: t[0], state)
     try:
-        up, client = local(down, client, work)
-        up, client = map_tensors(_row, up), map_tensors(_row, client)
+        up, state = request.exchange.visit(request.down, state, work)
+        up, state = (map_tensors(lambda t: t.unsqueeze(0), each) for each in (up, state))
     except Exception as error:
-        where = f"client {i}, round {work.t}, stage local"
+        where = f"client {i}, round {request.key.round}, stage local"
         raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
-    return [i], up, client
-
-
-def _row(t: Any) -> Any:
-    return t.unsqueeze(0)
+    return ClientResults([i], up, state)

@@ -3,24 +3,31 @@
 from dataclasses import replace
 
 from undrift.core.errors import InvalidInput
-from undrift.local.settings import Local
+from undrift.local import Local
 from undrift.problems import Problem
-from undrift.simulation.engines.choice import Choice, check_possible, cohort_of, in_process
+from undrift.simulation.engines.choice import (
+    Choice,
+    check_possible,
+    checked_for_torch,
+    choose,
+    cohort_size,
+)
 from undrift.simulation.participation import Participation
 from undrift.simulation.ray.cluster import cpus
 
 
-def on_ray(
-    asked: Choice,
+def choose_on_ray(
     problem: Problem,
+    asked: Choice,
+    chunk: int | None,
+    *,
     rounds: int,
     participation: Participation,
     local: Local,
-    chunk: int | None,
 ) -> Choice:
     """What was asked for, and the rest: a worker for every processor, a shard for every worker.
 
-    A choice that says everything is kept, if the cluster is large enough for it.
+    A choice that has everything is kept, if the cluster is large enough for it.
     """
     if problem.x0.device.type != "cpu":
         raise InvalidInput(
@@ -44,11 +51,10 @@ def on_ray(
     shards = asked.shards or workers
     if asked.inside is not None:
         check_possible(asked.inside, problem)
-        return replace(asked, workers=workers, shards=shards)
+        return checked_for_torch(replace(asked, workers=workers, shards=shards))
     chunk = chunk or (asked.chunk if asked.chunk > 1 else None)
-    inner = in_process(problem, rounds, participation, local, chunk=chunk)
-    if (
-        inner.engine == "compiled" and not inner.alone and chunk is None
-    ):  # chunks are filled up: they should be full
-        inner = replace(inner, chunk=-(-cohort_of(problem, participation) // shards))
+    inner = choose(problem, rounds=rounds, participation=participation, local=local, chunk=chunk)
+    if inner.engine == "compiled" and not inner.one_by_one and chunk is None:
+        # Chunks are filled up, so they should be full.
+        inner = replace(inner, chunk=-(-cohort_size(problem, participation) // shards))
     return Choice("ray", inner.chunk, workers, inner.since, shards, inner.engine)

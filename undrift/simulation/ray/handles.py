@@ -1,4 +1,4 @@
-"""Workers as a run knows them: started, asked, replaced."""
+"""Handles of workers: how a run starts, asks and replaces them."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +29,7 @@ class Sent:
 
 
 @dataclass
-class Hand:
+class WorkerHandle:
     """A worker, and what the run must know to put another in its place."""
 
     number: int
@@ -37,46 +37,46 @@ class Hand:
     actor: Any
     node: str = ""
     host: str = "an unknown node"
-    held: Sent | None = None  # a visit whose states are not written yet
+    staged: Sent | None = None  # a visit whose states are staged
     journal: list[Sent] = field(default_factory=list)  # visits that the copy of states lacks
     settled: int = 0  # so many of them are of rounds that are over
 
     @property
     def unsettled(self) -> bool:
         """Whether it has made visits in a round that is not over."""
-        return self.held is not None or len(self.journal) > self.settled
+        return self.staged is not None or len(self.journal) > self.settled
 
     def accept(self) -> None:
         """The server has accepted its last visit: from now on that belongs to the states."""
-        if self.held is not None:
-            self.journal.append(self.held)
-            self.held = None
+        if self.staged is not None:
+            self.journal.append(self.staged)
+            self.staged = None
 
     def forget(self) -> None:
         """The round has not happened."""
-        self.held = None
+        self.staged = None
         del self.journal[self.settled :]
 
 
-def started(cpu: bool = True) -> Any:
+def start_worker(cpu: bool = True) -> Any:
     """A new worker, on the node with the fewest; without a processor of its own it shares one."""
     kind: Any = ray.remote(num_cpus=1 if cpu else 0, scheduling_strategy="SPREAD")(Worker)
     return kind.remote()
 
 
-def missing(actors: Sequence[Any], seconds: float) -> int:
+def count_missing(actors: Sequence[Any], seconds: float) -> int:
     """How many workers are not there after some time, or as soon as all of them are."""
     replies = [actor.where.remote() for actor in actors]
     return len(ray.wait(replies, num_returns=len(replies), timeout=seconds)[1])
 
 
-def dismissed(actor: Any) -> None:
+def stop_worker(actor: Any) -> None:
     """End a worker, if it is still there."""
     with suppress(Exception):  # it is gone, or the cluster is
         ray.kill(actor)
 
 
-def got(reply: Any) -> Any:
+def fetch(reply: Any) -> Any:
     """What a worker replies; an error of its code is raised as it was there."""
     try:
         return ray.get(reply)
@@ -84,8 +84,3 @@ def got(reply: Any) -> Any:
         if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from None
         raise
-
-
-def reason_of(error: BaseException) -> str:
-    """What an error says, in a line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -16,6 +16,8 @@ import torch
 from ray import cloudpickle
 from torch import Tensor
 
+from undrift.problems.protocols import Traceable
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -25,10 +27,10 @@ class Packed:
     arrays: list[np.ndarray]
 
 
-def packed(thing: Any, apart: Callable[[Tensor], bool] = lambda t: True) -> Packed:
+def pack(thing: Any, apart: Callable[[Tensor], bool] = lambda t: True) -> Packed:
     """Something, with those of its tensors apart that should be.
 
-    >>> unpacked(packed({"x": torch.ones(2), "y": (1, None)}))
+    >>> unpack(pack({"x": torch.ones(2), "y": (1, None)}))
     {'x': tensor([1., 1.]), 'y': (1, None)}
     """
     arrays: list[np.ndarray] = []
@@ -46,7 +48,7 @@ def packed(thing: Any, apart: Callable[[Tensor], bool] = lambda t: True) -> Pack
     return Packed(file.getvalue(), arrays)
 
 
-def unpacked(content: Packed, shared: bool = False) -> Any:
+def unpack(content: Packed, shared: bool = False) -> Any:
     """What was packed; `shared` tensors lie in memory that other processes read too, and must not be written to."""
 
     class Unpickler(pickle.Unpickler):
@@ -63,8 +65,7 @@ def unpacked(content: Packed, shared: bool = False) -> Any:
     return Unpickler(io.BytesIO(content.pickled)).load()
 
 
-def packed_problem(problem: Any) -> Packed:
+def pack_problem(problem: Any) -> Packed:
     """A problem whose data, which nobody writes to, are apart: `resident()` says what they are."""
-    resident = getattr(problem, "resident", tuple)()
-    known = {id(t) for t in resident}
-    return packed(problem, lambda t: id(t) in known)
+    known = {id(t) for t in problem.resident()} if isinstance(problem, Traceable) else set()
+    return pack(problem, lambda t: id(t) in known)

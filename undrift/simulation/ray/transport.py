@@ -1,8 +1,8 @@
-"""All workers of a run.
+"""Clients on the workers of a Ray cluster.
 
-A client that remembers something belongs to one worker for good, and its state stays there.  The run keeps a copy of
-all states, not older than COPIED rounds, and remembers whom it has sent where since then.  So what a lost worker knew
-can be made again: another one is given the copy and repeats the visits, with the same randomness and so the same bits.
+A client with a state belongs to one worker for good, and its state stays there.  The run keeps a copy of all states, not
+older than COPY_EVERY rounds, and a journal of the visits since then.  So what a lost worker knew can be computed again:
+another one is given the copy and repeats the visits, with the same randomness and so the same bits.
 """
 
 import logging
@@ -14,104 +14,117 @@ import ray
 from ray.exceptions import RayError
 
 from undrift.core.algorithm import Exchange
-from undrift.core.errors import InvalidInput, WorkersLost
+from undrift.core.errors import InvalidInput, WorkersLost, first_line
 from undrift.core.records import tensors
 from undrift.core.rng import Key
-from undrift.core.work import Solver
-from undrift.simulation.aggregation import Outcome, Part, Party, concluded
+from undrift.problems.protocols import Reopenable
+from undrift.simulation.aggregation import PartialAggregate, Reply, join_partials, reply_of, send
 from undrift.simulation.client_states import ClientStates, States
+from undrift.simulation.participants import Participants
+from undrift.simulation.participation import Draw
 from undrift.simulation.ray.handles import (
     LOST,
-    Hand,
     Sent,
-    dismissed,
-    got,
-    missing,
-    reason_of,
-    started,
+    WorkerHandle,
+    count_missing,
+    fetch,
+    start_worker,
+    stop_worker,
 )
-from undrift.simulation.ray.serialisation import packed, packed_problem, unpacked
+from undrift.simulation.ray.serialisation import pack, pack_problem, unpack
 from undrift.simulation.ray.worker import Job, Visit, versions
-from undrift.simulation.transport import Plan, setting_of
+from undrift.simulation.results import Round
+from undrift.simulation.transport import NOBODY, RunPlan, with_bytes_down
 
 log = logging.getLogger("undrift")
 
-COPIED = 10  # rounds after which states are copied, if nobody has asked for them before
+COPY_EVERY = 10  # rounds after which states are copied, if nobody has asked for them before
 PATIENCE = 15.0  # seconds after which it is said that workers have not started yet
 STARTING = 300.0  # seconds after which they are not waited for any more
 ATTEMPTS = 3  # how often in a row a worker may be lost before the run ends
 AT_ONCE = 64 * 2**20  # bytes of states that travel at a time
 
 
-class Crew:
-    """The workers of a run: a `Site`."""
+class RayTransport:
+    """The workers of a run, as its transport."""
 
-    def __init__(self, plan: Plan, clients: ClientStates):
+    def __init__(self, plan: RunPlan, clients: ClientStates):
         self.plan, self.clients = plan, clients
-        self.remembers = bool(tensors(clients.initial))
+        self.stateful = bool(tensors(clients.initial))
         self.copied = clients.round  # the round of the run's own copy of states
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
         self.problems: dict[str, Any] = {}  # read there, by node
         self.placed: Any = None
         workers, self.shards = plan.choice.workers or 1, plan.choice.shards or 1
-        self.job = ray.put(packed(Job(plan.algorithm, plan.choice, clients.initial, workers)))
-        self.hands = [Hand(w, range(w, self.shards, workers), started()) for w in range(workers)]
+        bare: Any = replace(plan, problem=None)  # pyright: ignore[reportArgumentType]
+        self.job = ray.put(pack(Job(bare, clients.initial, workers)))
+        self.handles = [
+            WorkerHandle(w, range(w, self.shards, workers), start_worker()) for w in range(workers)
+        ]
         try:
             self._await_all()
-            for hand in self.hands:
+            for handle in self.handles:
                 try:
-                    self._begin(hand)
+                    self._begin(handle)
                 except LOST as error:  # perhaps with its node
-                    self._replace(hand, error)
+                    self._replace(handle, error)
         except BaseException:
             self._dismiss()
             raise
-        if self.remembers:
+        if self.stateful:
             clients.refresh = self.copy
 
-    # what a run asks of a site
+    # what a run asks of a transport
 
-    def carry_out(self, exchange: Exchange, server: Any, party: Party, key: Key) -> Outcome:
-        setting = setting_of(self.plan, key.round)
+    def cohort(self, t: int) -> Draw:
+        return self.plan.draw(t)
 
-        def collect(down: Any) -> list[Part]:
-            return self._parts(down, party, setting.solver, key)
+    def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
+        plan = self.plan
+        participants = plan.participants(exchange, draw, key)
+        if not participants.count_for_something:
+            return NOBODY
+        down = send(exchange, server, key.round)
+        part = join_partials(self._parts(down, participants, key))
+        reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
+        return with_bytes_down(reply, down, len(participants.clients))
 
-        return concluded(exchange, server, party, setting, key, collect)
+    def apply(self) -> None:
+        handles = [handle for handle in self.handles if handle.staged is not None]
+        for handle in handles:
+            handle.accept()
+        self._tell("apply", handles)
 
-    def write(self) -> None:
-        hands = [hand for hand in self.hands if hand.held is not None]
-        for hand in hands:
-            hand.accept()
-        self._tell("write", hands)
-
-    def keep(self, t: int) -> None:
-        hands = [hand for hand in self.hands if hand.unsettled]
-        for hand in hands:
-            hand.accept()
-            hand.settled = len(hand.journal)
-        self._tell("keep", hands)
+    def commit(self, t: int) -> None:
+        handles = [handle for handle in self.handles if handle.unsettled]
+        for handle in handles:
+            handle.accept()
+            handle.settled = len(handle.journal)
+        self._tell("commit", handles)
         self.clients.round = t
-        if self.remembers and t - self.copied >= COPIED:
+        if self.stateful and t - self.copied >= COPY_EVERY:
             self.copy()
 
-    def undo(self) -> None:
-        if self.remembers:
-            for hand in self.hands:
-                hand.forget()
-            self._tell("undo", self.hands)  # also those whose answers were not waited for
+    def rollback(self) -> None:
+        if self.stateful:
+            for handle in self.handles:
+                handle.forget()
+            self._tell("rollback", self.handles)  # also those whose answers were not waited for
+
+    def complete(self, r: Round) -> Round:
+        return r
 
     def close(self) -> None:
-        """States come home, workers go."""
+        """Bring states home and stop the workers."""
         try:
-            if self.remembers:
+            if self.stateful:
                 self.copy()
                 self.clients.refresh = None
         except (RayError, RuntimeError, OSError) as error:
             log.warning(
                 "what clients remembered after round %d is lost: %s",
                 self.clients.round,
-                reason_of(error),
+                first_line(error),
             )
             self.clients.refresh = _gone
         finally:
@@ -119,46 +132,46 @@ class Crew:
 
     # visits
 
-    def _parts(self, down: Any, party: Party, solver: Solver, key: Key) -> list[Part]:
+    def _parts(self, down: Any, participants: Participants, key: Key) -> list[PartialAggregate]:
         """Every shard's part of an exchange, in the order of shards."""
-        sent, parties = ray.put(packed(down)), dealt(party, self.shards, self.remembers)
-        asked: list[tuple[Hand, Sent, Any]] = []
-        for hand in self.hands:
-            mine = {shard: parties[shard] for shard in hand.shards if parties[shard].clients}
+        sent, shares = ray.put(pack(down)), deal(participants, self.shards, self.stateful)
+        asked: list[tuple[WorkerHandle, Sent, Any]] = []
+        for handle in self.handles:
+            mine = {shard: shares[shard] for shard in handle.shards if shares[shard].clients}
             if mine:
-                what = Sent(sent, Visit(key, solver, mine))
-                asked.append((hand, what, hand.actor.visit.remote(what.down, what.visit)))
-        parts: dict[int, Part] = {}
-        for hand, what, reply in asked:
-            parts |= self._answer(hand, what, reply)
+                what = Sent(sent, Visit(key, mine))
+                asked.append((handle, what, handle.actor.visit.remote(what.down, what.visit)))
+        parts: dict[int, PartialAggregate] = {}
+        for handle, what, reply in asked:
+            parts |= self._answer(handle, what, reply)
         return [parts[shard] for shard in sorted(parts)]
 
-    def _answer(self, hand: Hand, sent: Sent, reply: Any) -> dict[int, Part]:
+    def _answer(self, handle: WorkerHandle, sent: Sent, reply: Any) -> dict[int, PartialAggregate]:
         """A worker's answer; another's, if the worker is lost."""
         for _ in range(ATTEMPTS):
             try:
-                answer = unpacked(got(reply))
+                answer = unpack(fetch(reply))
                 break
             except LOST as error:
-                self._replace(hand, error)
-                reply = hand.actor.visit.remote(sent.down, sent.visit)
+                self._replace(handle, error)
+                reply = handle.actor.visit.remote(sent.down, sent.visit)
         else:
-            raise _again_and_again(hand)
-        hand.held = sent if self.remembers else None
-        for message in answer.said:
-            if message not in self.said:  # once, not once a worker
-                self.said.add(message)
+            raise _again_and_again(handle)
+        handle.staged = sent if self.stateful else None
+        for message in answer.warnings:
+            if message not in self.logged:  # once, not once a worker
+                self.logged.add(message)
                 log.warning("%s", message)
         return answer.parts
 
-    def _tell(self, what: str, hands: Sequence[Hand]) -> None:
+    def _tell(self, what: str, handles: Sequence[WorkerHandle]) -> None:
         """Tell workers what becomes of states; one put in the place of a lost one knows it from the journal."""
-        replies = [(hand, getattr(hand.actor, what).remote()) for hand in hands]
-        for hand, reply in replies:
+        replies = [(handle, getattr(handle.actor, what).remote()) for handle in handles]
+        for handle, reply in replies:
             try:
-                got(reply)
+                fetch(reply)
             except LOST as error:
-                self._replace(hand, error)
+                self._replace(handle, error)
 
     # states
 
@@ -168,23 +181,23 @@ class Crew:
             return
         self.clients.refresh = None  # what is written now need not be refreshed before
         try:
-            for hand in self.hands:
-                if hand.journal:
-                    for clients, states in self._changed(hand):
+            for handle in self.handles:
+                if handle.journal:
+                    for clients, states in self._changed(handle):
                         self.clients.scatter(clients, states)
-                    hand.journal, hand.settled = [], 0
+                    handle.journal, handle.settled = [], 0
             self.copied = self.clients.round
         finally:
             self.clients.refresh = self.copy
 
-    def _changed(self, hand: Hand) -> States:
+    def _changed(self, handle: WorkerHandle) -> States:
         for _ in range(ATTEMPTS):
             try:
-                some = self._in_turn(got(hand.actor.changed.remote()))
-                return [(ids, unpacked(got(hand.actor.states.remote(ids)))) for ids in some]
+                some = self._in_turn(fetch(handle.actor.changed.remote()))
+                return [(ids, unpack(fetch(handle.actor.states.remote(ids)))) for ids in some]
             except LOST as error:
-                self._replace(hand, error)
-        raise _again_and_again(hand)
+                self._replace(handle, error)
+        raise _again_and_again(handle)
 
     def _in_turn(self, clients: Sequence[int]) -> list[Sequence[int]]:
         """Clients in groups whose states may travel together."""
@@ -202,121 +215,111 @@ class Crew:
     # workers
 
     def _await_all(self) -> None:
-        actors = [hand.actor for hand in self.hands]
-        if away := missing(actors, PATIENCE):
+        actors = [handle.actor for handle in self.handles]
+        if away := count_missing(actors, PATIENCE):
             log.warning("waiting for %d of %d workers to start", away, len(actors))
-        if away and (away := missing(actors, STARTING)):
+        if away and (away := count_missing(actors, STARTING)):
             raise InvalidInput(
                 f"{away} of {len(actors)} workers did not start in {STARTING:g} s: the cluster's CPUs are taken, "
                 "perhaps by a run that has not ended; use fewer workers or wait"
             )
 
-    def _begin(self, hand: Hand) -> None:
+    def _begin(self, handle: WorkerHandle) -> None:
         """Let a worker begin: with its problem, and what the copy says that its clients remember."""
-        hand.node, hand.host, there = got(hand.actor.where.remote())
+        handle.node, handle.host, there = fetch(handle.actor.where.remote())
         for name, version in versions().items():
             if there[name] != version:
                 raise InvalidInput(
-                    f"Ray's node {hand.host} has {name} {there[name]}, this machine {version}: "
+                    f"Ray's node {handle.host} has {name} {there[name]}, this machine {version}: "
                     "install the same everywhere"
                 )
         try:
-            got(hand.actor.begin.remote(self._problem(hand), self.job))
+            fetch(handle.actor.begin.remote(self._problem(handle), self.job))
         except InvalidInput as error:
-            raise InvalidInput(f"Ray's node {hand.host}: {error}") from error
+            raise InvalidInput(f"Ray's node {handle.host}: {error}") from error
         seen = self._of_copy(self.clients.seen)
-        for some in self._in_turn([i for i in seen if i % self.shards in hand.shards]):
+        for some in self._in_turn([i for i in seen if i % self.shards in handle.shards]):
             states = self._of_copy(lambda: self.clients.gather(some))  # noqa: B023 (used at once)
-            got(hand.actor.take.remote(some, packed(states)))
+            fetch(handle.actor.take.remote(some, pack(states)))
 
-    def _problem(self, hand: Hand) -> Any:
+    def _problem(self, handle: WorkerHandle) -> Any:
         """The problem for a worker: read on its node if it can be, else placed where all nodes find it."""
-        again = getattr(self.plan.problem, "reopen", None)
-        if again is None or hand.node == ray.get_runtime_context().get_node_id():
+        problem: object = self.plan.problem
+        again = problem.reopen if isinstance(problem, Reopenable) else None
+        if again is None or handle.node == ray.get_runtime_context().get_node_id():
             if self.placed is None:
-                self.placed = ray.put(packed_problem(self.plan.problem))
+                self.placed = ray.put(pack_problem(self.plan.problem))
             return self.placed
-        if hand.node not in self.problems:
-            self.problems[hand.node] = hand.actor.open.remote(packed(again))
-        return self.problems[hand.node]
+        if handle.node not in self.problems:
+            self.problems[handle.node] = handle.actor.open.remote(pack(again))
+        return self.problems[handle.node]
 
-    def _replace(self, hand: Hand, why: Exception) -> None:
+    def _replace(self, handle: WorkerHandle, why: Exception) -> None:
         """Put another worker in the place of a lost one, with the states that it had."""
         for _ in range(ATTEMPTS):
             log.warning(
                 "round %d: worker %d on %s was lost (%s): its part of the round is repeated by another, from the states "
                 "after the round before",
                 self.clients.round + 1,
-                hand.number,
-                hand.host,
-                reason_of(why),
+                handle.number,
+                handle.host,
+                first_line(why),
             )
-            dismissed(hand.actor)  # if it is there after all it must not go on
-            self.problems.pop(hand.node, None)  # what was on its node may be lost with it
+            stop_worker(handle.actor)  # if it is there after all it must not go on
+            self.problems.pop(handle.node, None)  # what was on its node may be lost with it
             try:
-                self._start_anew(hand)
-                self._begin(hand)
-                for number, sent in enumerate(hand.journal):
-                    over = number < hand.settled
-                    got(hand.actor.replay.remote(sent.down, sent.visit, over))
+                self._start_anew(handle)
+                self._begin(handle)
+                for number, sent in enumerate(handle.journal):
+                    over = number < handle.settled
+                    fetch(handle.actor.replay.remote(sent.down, sent.visit, over))
                 return
             except LOST as error:
                 why = error
-        raise _again_and_again(hand)
+        raise _again_and_again(handle)
 
-    def _start_anew(self, hand: Hand) -> None:
+    def _start_anew(self, handle: WorkerHandle) -> None:
         """Another worker; if there is no processor for it, it shares one."""
         if ray.available_resources().get("CPU", 0) >= 1:
-            hand.actor = started()
-            if not missing([hand.actor], PATIENCE):
+            handle.actor = start_worker()
+            if not count_missing([handle.actor], PATIENCE):
                 return
-            dismissed(hand.actor)
-        hand.actor = started(cpu=False)
-        if missing([hand.actor], STARTING):
-            raise _again_and_again(hand)
+            stop_worker(handle.actor)
+        handle.actor = start_worker(cpu=False)
+        if count_missing([handle.actor], STARTING):
+            raise _again_and_again(handle)
 
     def _dismiss(self) -> None:
-        for hand in self.hands:
-            dismissed(hand.actor)
-        self.hands = []
+        for handle in self.handles:
+            stop_worker(handle.actor)
+        self.handles = []
 
 
-def dealt(party: Party, shards: int, remembered: bool) -> list[Party]:
-    """A party for every shard.
+def deal(participants: Participants, shards: int, stateful: bool) -> list[Participants]:
+    """The participants of every shard.
 
-    A client that remembers something belongs to shard i mod `shards`: neighbours, who take part together where
-    participation is cyclic, belong to different ones.  One that does not may be visited anywhere: then the party is cut
-    into runs of equal length, so that no worker waits for another.
+    A client with a state belongs to shard i mod `shards`: neighbours, who take part together where participation is
+    cyclic, belong to different ones.  One without may be visited anywhere: then participants are cut into runs of equal
+    length, so that no worker waits for another.
 
-    >>> party = Party([0, 2, 4, 5], [1.0] * 4, [3] * 4, [0.1] * 4)
-    >>> [p.clients for p in dealt(party, 2, remembered=True)]
+    >>> cohort = Participants([0, 2, 4, 5], [1.0] * 4, [3] * 4, [0.1] * 4)
+    >>> [p.clients for p in deal(cohort, 2, stateful=True)]
     [[0, 2, 4], [5]]
-    >>> [p.clients for p in dealt(party, 2, remembered=False)]
+    >>> [p.clients for p in deal(cohort, 2, stateful=False)]
     [[0, 2], [4, 5]]
     """
-    count = len(party.clients)
-    if remembered:
-        places = [
-            [j for j, i in enumerate(party.clients) if i % shards == s] for s in range(shards)
-        ]
+    clients = participants.clients
+    if stateful:
+        places = [[j for j, i in enumerate(clients) if i % shards == s] for s in range(shards)]
     else:
-        ends = [count * s // shards for s in range(shards + 1)]
+        ends = [len(clients) * s // shards for s in range(shards + 1)]
         places = [list(range(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
-    return [
-        replace(
-            party,
-            clients=[party.clients[j] for j in some],
-            weights=[party.weights[j] for j in some],
-            steps=[party.steps[j] for j in some],
-            share=[party.share[j] for j in some],
-        )
-        for some in places
-    ]
+    return [participants.at(some) for some in places]
 
 
-def _again_and_again(hand: Hand) -> WorkersLost:
+def _again_and_again(handle: WorkerHandle) -> WorkersLost:
     return WorkersLost(
-        f"worker {hand.number} was lost {ATTEMPTS} times in a row, the last time on {hand.host}: is there memory enough? "
+        f"worker {handle.number} was lost {ATTEMPTS} times in a row, the last time on {handle.host}: is there memory enough? "
         "What was recorded is kept, the run can be resumed"
     )
 

@@ -1,4 +1,4 @@
-"""One worker: a process on one core that visits the clients of some shards and keeps what they remember."""
+"""One worker: a process on one core that visits the clients of some shards and keeps their states."""
 
 import logging
 import platform
@@ -11,21 +11,20 @@ import ray
 import torch
 
 import undrift
-from undrift.core.algorithm import Algorithm, exchanges_of
 from undrift.core.rng import Key
-from undrift.core.work import Solver
-from undrift.simulation.aggregation import Part, Party, Setting, visited
-from undrift.simulation.client_states import ClientStates, Pending, half_of_memory
-from undrift.simulation.engines import Choice, engine_of
-from undrift.simulation.ray.serialisation import Packed, packed, packed_problem, unpacked
+from undrift.simulation.aggregation import PartialAggregate
+from undrift.simulation.client_states import ClientStates, StagedStates, half_of_memory
+from undrift.simulation.participants import Participants
+from undrift.simulation.ray.serialisation import Packed, pack, pack_problem, unpack
+from undrift.simulation.transport import RunPlan
+from undrift.simulation.transport import visit as visit_clients
 
 
 @dataclass(frozen=True)
 class Job:
     """What a worker is for, the same for all of them."""
 
-    algorithm: Algorithm
-    choice: Choice
+    plan: RunPlan  # without its problem, which travels apart
     initial: Any  # the state of a client that has not been seen
     workers: int
 
@@ -35,16 +34,15 @@ class Visit:
     """One exchange with the clients of a worker, shard by shard.  Down travels apart, once for all workers."""
 
     key: Key
-    solver: Solver
-    parties: dict[int, Party]
+    participants: dict[int, Participants]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a visit came to, shard by shard, and what was said in its course."""
+    """What a visit came to, shard by shard, and the warnings that were logged meanwhile."""
 
-    parts: dict[int, Part]
-    said: list[str]
+    parts: dict[int, PartialAggregate]
+    warnings: list[str]
 
 
 def versions() -> dict[str, str]:
@@ -59,13 +57,13 @@ def versions() -> dict[str, str]:
 class Worker:
     """Clients with numbers i mod shards, for some of the shards, and their states; the run tells it what to do."""
 
-    problem: Any
+    plan: RunPlan
     job: Job
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        self.said = _Said()
-        logging.getLogger("undrift").addHandler(self.said)
+        self.warnings = _Warnings()
+        logging.getLogger("undrift").addHandler(self.warnings)
 
     def where(self) -> tuple[str, str, dict[str, str]]:
         """The node's number, its name, and what runs there."""
@@ -73,62 +71,61 @@ class Worker:
 
     def open(self, again: Packed) -> Packed:
         """The problem read anew, for all workers of this node."""
-        return packed_problem(unpacked(again)())
+        return pack_problem(unpack(again)())
 
     def begin(self, problem: Packed, job: Packed) -> None:
-        self.problem, self.job = unpacked(problem, shared=True), unpacked(job)
+        self.job = unpack(job)
+        self.plan = replace(self.job.plan, problem=unpack(problem, shared=True))
         budget = half_of_memory() // (2 * self.job.workers)  # the run keeps copies of its own
         self.clients = ClientStates(self.job.initial, budget)
-        self.pending = Pending(self.clients)
+        self.staged = StagedStates(self.clients)
 
     def take(self, clients: Sequence[int], states: Packed) -> None:
-        """Remember what clients had been like before."""
-        self.clients.scatter(clients, unpacked(states))
+        """Start from these client states."""
+        self.clients.scatter(clients, unpack(states))
         self.clients.changed()
 
     def visit(self, down: Packed, visit: Visit) -> Packed:
-        """The parts of an exchange.  New states stay here, and are not written yet."""
-        parts = self._visited(unpacked(down), visit)
+        """The parts of an exchange.  New states stay here, staged."""
+        parts = self._visit(unpack(down), visit)
         bare = {shard: replace(part, states=[]) for shard, part in parts.items()}
-        return packed(Answer(bare, self.said.taken()))
+        return pack(Answer(bare, self.warnings.take()))
 
     def replay(self, down: Packed, visit: Visit, over: bool) -> None:
-        """Make a visit once more that another worker has made, and write the states it led to."""
-        self._visited(unpacked(down), visit)
-        self.pending.write()
+        """Repeat a visit that another worker has made, and apply the states it led to."""
+        self._visit(unpack(down), visit)
+        self.staged.apply()
         if over:  # the round of that visit is
-            self.pending.keep()
+            self.staged.commit()
 
-    def write(self) -> None:
-        self.pending.write()
+    def apply(self) -> None:
+        self.staged.apply()
 
-    def keep(self) -> None:
-        self.pending.keep()
+    def commit(self) -> None:
+        self.staged.commit()
 
-    def undo(self) -> None:
-        self.pending.undo()
+    def rollback(self) -> None:
+        self.staged.rollback()
 
     def changed(self) -> list[int]:
         """The clients whose states have changed since this was last asked."""
         return self.clients.changed()
 
     def states(self, clients: Sequence[int]) -> Packed:
-        return packed(self.clients.gather(clients))
+        return pack(self.clients.gather(clients))
 
-    def _visited(self, down: Any, visit: Visit) -> dict[int, Part]:
-        key, choice = visit.key, self.job.choice
-        exchange = exchanges_of(self.job.algorithm, key.round)[key.exchange]
-        engine = engine_of(choice, max(key.round, 1))  # a first contact belongs to round 1
-        setting = Setting(self.problem, engine, choice.inner.chunk, visit.solver)
+    def _visit(self, down: Any, visit: Visit) -> dict[int, PartialAggregate]:
+        plan, key = self.plan, visit.key
+        exchange = plan.exchanges(key.round)[key.exchange]
         parts = {
-            shard: visited(exchange.local, down, self.clients, party, setting, key)
-            for shard, party in visit.parties.items()
+            shard: visit_clients(plan, exchange, down, self.clients, participants, key)
+            for shard, participants in visit.participants.items()
         }
-        self.pending.hold([each for part in parts.values() for each in part.states])
+        self.staged.stage([each for part in parts.values() for each in part.states])
         return parts
 
 
-class _Said(logging.Handler):
+class _Warnings(logging.Handler):
     """Warnings, to be passed on to the run."""
 
     def __init__(self) -> None:
@@ -138,6 +135,6 @@ class _Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
 
-    def taken(self) -> list[str]:
+    def take(self) -> list[str]:
         messages, self.messages = self.messages, []
         return messages

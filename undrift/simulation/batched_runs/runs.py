@@ -1,17 +1,16 @@
-"""Runs played together, set by set of those that are alike, or one by one where that cannot be."""
+"""Runs played as one computation, set by set of those that are alike, or one by one where that cannot be."""
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import cast
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import InvalidInput
-from undrift.simulation.batched_runs.computing import Together, whole
-from undrift.simulation.batched_runs.trials import Ended, Setting, Trial, alike
-from undrift.simulation.driver import Best, Result, Round, State, better
+from undrift.simulation.batched_runs.batch import Batch, own_state
+from undrift.simulation.batched_runs.trials import Played, SharedConfig, Trial, batchable_sets
 from undrift.simulation.engines.choice import Choice
 from undrift.simulation.participation import Everyone, Participation
+from undrift.simulation.results import Best, Result, Round, State, better
 
 log = logging.getLogger("undrift")
 
@@ -37,7 +36,7 @@ def run_together(
     """
     history: list[list[Round]] = [[] for _ in trials]
     best: list[Best | None] = [None for _ in trials]
-    ended: list[State | None] = [None for _ in trials]
+    last: list[State | None] = [None for _ in trials]
     stopped: list[str | None] = [None for _ in trials]
     every_round = rounds_together(
         trials,
@@ -49,17 +48,16 @@ def run_together(
     for each in every_round:
         for n, r in enumerate(each):
             if isinstance(r, Round):
-                best[n] = better(best[n], r)
-                ended[n] = r._state
-                history[n].append(replace(r, _state=None))
+                best[n], last[n] = better(best[n], r), r._state
+                history[n].append(r.without_state())
             elif stopped[n] is None:
-                ended[n], stopped[n] = cast(State, r.state), str(r)
+                last[n], stopped[n] = cast(State, r.state), str(r)
                 log.warning("stopped: %s", stopped[n])
     found = []
     for n, trial in enumerate(trials):
-        state = ended[n]
+        state = last[n]
         assert state is not None
-        found.append(Result(trial.problem, whole(state), history[n], stopped[n], best[n]))
+        found.append(Result(trial.problem, own_state(state), history[n], stopped[n], best[n]))
     return found
 
 
@@ -70,35 +68,37 @@ def rounds_together(
     participation: Participation | None = None,
     engine: str | Choice = "auto",
     evaluate_every: int = 1,
-) -> Iterator[list[Ended]]:
-    """The same round by round: an item a trial, its round or, after its end, why it has ended.
+) -> Iterator[list[Played]]:
+    """The same round by round: an item per trial, its round or, after its end, why it has ended.
 
     Everything is checked here, before the first round.
     """
     if not trials:
         raise InvalidInput("no trials to run: give at least one")
     participation = Everyone() if participation is None else participation
-    setting = Setting(rounds, participation, engine, evaluate_every)
-    sets = [(members, _played([trials[n] for n in members], setting)) for members in alike(trials)]
+    shared = SharedConfig(rounds, participation, engine, evaluate_every)
+    sets = [
+        (members, _play([trials[n] for n in members], shared)) for members in batchable_sets(trials)
+    ]
     return _side_by_side(sets, rounds)
 
 
-def _played(trials: Sequence[Trial], setting: Setting) -> Iterator[list[Ended]]:
-    """The rounds of alike trials: together, or one by one if that cannot be."""
+def _play(trials: Sequence[Trial], shared: SharedConfig) -> Iterator[list[Played]]:
+    """The rounds of alike trials: as one computation, or one by one if that cannot be."""
     if len(trials) > 1:
         try:
-            return Together(trials, setting).play()
+            return Batch(trials, shared).play()
         except NotBatchable as why:
             log.info("runs are computed one by one: %s", why)
-    each = [setting.alone(trial) for trial in trials]
+    each = [shared.play_alone(trial) for trial in trials]
     return (list(row) for row in zip(*each, strict=False))
 
 
 def _side_by_side(
-    sets: Sequence[tuple[list[int], Iterator[list[Ended]]]], last: int
-) -> Iterator[list[Ended]]:
+    sets: Sequence[tuple[list[int], Iterator[list[Played]]]], last: int
+) -> Iterator[list[Played]]:
     for _ in range(last):
-        found: dict[int, Ended] = {}
+        found: dict[int, Played] = {}
         for members, playing in sets:
             found |= zip(members, next(playing), strict=True)
         yield [found[n] for n in range(len(found))]

@@ -1,0 +1,9 @@
+"""What happens to a message on the wire: a codec encodes the vectors that clients send and decodes them at the server.
+
+The bytes that are counted, and on real nodes sent, are those of the encoded payload.  Both sides run the same code.
+"""
+
+from undrift.codecs.casting import Cast
+from undrift.codecs.codec import Codec, CodecWire, codec, make_wire
+
+__all__ = ["Cast", "Codec", "CodecWire", "codec", "make_wire"]

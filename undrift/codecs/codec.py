@@ -1,0 +1,165 @@
+"""The codec's protocol, codecs by name, and the wire that puts one between clients and the server's sum."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from undrift.core.errors import InvalidInput, MethodFailure, first_line, unknown
+from undrift.core.hyper import made
+from undrift.core.records import check_records, children, map_leaves, record, tensors, with_children
+from undrift.core.rng import Distribution, Key
+from undrift.core.work import Solver, Work
+
+
+class Random(Protocol):
+    """`work.random`: numbers of the shape of `like`, keyed by client, so that every engine draws the same."""
+
+    def __call__(self, like: Tensor, distribution: Distribution = "normal") -> Tensor: ...
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """Encodes vectors `[D]`, or `[S, D]` with a row per client, which must be treated apart.
+
+    encode    a tensor, or a record or tuple of tensors of any dtype: its bytes are what travels
+    decode    the vector that the server adds up, in the shape `[..., D]` and dtype of the model `like`, `[D]`
+    """
+
+    def encode(self, v: Tensor, random: Random) -> Any: ...
+    def decode(self, payload: Any, like: Tensor) -> Tensor: ...
+
+
+CODECS: dict[str, Callable[..., Codec]] = {}
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def codec(name: str) -> Callable[[C], C]:
+    """Register a class, or a function that makes a codec, under a name for `codec=` and an experiment's `[codec]`.
+
+    >>> @codec("sign")
+    ... class Sign:
+    ...     def encode(self, v, random):
+    ...         return v > 0, v.abs().mean(-1, keepdim=True)
+    ...     def decode(self, payload, like):
+    ...         positive, scale = payload
+    ...         return torch.where(positive, scale, -scale)
+    >>> CODECS.pop("sign") is Sign
+    True
+    """
+
+    def register(make: C) -> C:
+        known = CODECS.get(name)
+        if known is not None and known.__qualname__ != make.__qualname__:
+            raise InvalidInput(f"there is a codec {name!r} already: choose another name")
+        CODECS[name] = make
+        return make
+
+    return register
+
+
+@record
+class Encoded:
+    """A vector of an Up as it travels."""
+
+    payload: Any
+
+
+@dataclass(frozen=True)
+class CodecWire:
+    """The wire of a run with a codec: vectors are encoded, single numbers travel as they are."""
+
+    codec: Codec
+    like: Tensor
+
+    def client_of(self, state: Any) -> Any:
+        return state
+
+    def encode(self, up: Any, client: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        def encode(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or leaf.shape[-1] != self.like.numel():
+                return leaf
+            return Encoded(self.codec.encode(leaf, work.random))
+
+        return map_leaves(encode, up), client
+
+    def decode(self, payload: Any) -> Any:
+        if isinstance(payload, Encoded):
+            return self.codec.decode(payload.payload, self.like)
+        inside = children(payload)
+        if inside is None:
+            return payload
+        return with_children(payload, [self.decode(part) for part in inside.values()])
+
+
+def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
+    """The wire for a codec, given by name or as an object; raises InvalidInput if it does not do what a codec does.
+
+    >>> make_wire("fp16", torch.zeros(3)).codec
+    Cast(dtype='float16')
+    >>> make_wire("fp61", torch.zeros(3))
+    Traceback (most recent call last):
+    undrift.core.errors.InvalidInput: unknown codec 'fp61'; did you mean 'fp16'? Known: bf16, fp16, identity
+    """
+    if codec is None:
+        return None
+    if isinstance(codec, str):
+        if codec not in CODECS:
+            raise unknown("codec", codec, CODECS)
+        codec = made(codec, CODECS[codec], {})
+    if isinstance(codec, type) or not isinstance(codec, Codec):
+        raise InvalidInput(
+            f"codec must be a name such as 'fp16' or an object with encode and decode, got {codec!r}"
+        )
+    _try(codec, x)
+    return CodecWire(codec, x)
+
+
+def _try(codec: Codec, x: Tensor) -> None:
+    """Encode and decode something, alone and as one of two rows, before any work starts."""
+    name = type(codec).__name__
+    values = torch.linspace(-1, 1, 2 * x.numel(), dtype=torch.float64).view(2, -1).to(x)
+    try:
+        both, alone = (_round_trip(codec, v, x) for v in (values, values[1]))
+    except Exception as error:
+        raise InvalidInput(f"codec {name}: {type(error).__name__}: {first_line(error)}") from error
+    for found, expected in ((both, values), (alone, values[1])):
+        if not isinstance(found, Tensor):
+            raise InvalidInput(
+                f"codec {name}: decode must return a tensor, got {type(found).__name__}"
+            )
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            raise InvalidInput(
+                f"codec {name}: decode returned {list(found.shape)} of {found.dtype} for "
+                f"{list(expected.shape)} of {expected.dtype}: they must be alike"
+            )
+        if not bool(found.isfinite().all()):
+            raise InvalidInput(f"codec {name}: decode returned NaN or Inf for finite numbers")
+    if not torch.allclose(both[1], alone, rtol=1e-5, atol=1e-6):
+        raise InvalidInput(
+            f"codec {name}: a client's vector is decoded otherwise beside another's than alone: use reductions over "
+            "dim=-1 only"
+        )
+
+
+def _round_trip(codec: Codec, v: Tensor, like: Tensor) -> Any:
+    rows = v if v.dim() == 2 else v.unsqueeze(0)
+    problem: Any = _Nothing(like)
+    single = v.dim() == 1
+    clients = [1] if single else [0, 1]
+    work = Work(problem, Solver(lr=1.0), clients, [1] * len(rows), Key(0, 1), single)
+    payload = codec.encode(v, work.random)
+    check_records(payload)
+    if not single and any(t.dim() == 0 or len(t) != 2 for t in tensors(payload)):
+        raise MethodFailure("encode must return tensors with a row for every client")
+    return codec.decode(payload, like)
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """A problem that is asked nothing."""
+
+    x0: Tensor

@@ -1,0 +1,62 @@
+"""Client optimisers: pairs of pure functions over flat vectors, as in Optax.
+
+    init(y)               -> state               what the optimiser remembers during a visit, a record of tensors
+    update(d, state, y)   -> direction, state    the local step is then y - lr * direction
+
+Plain SGD has no state and needs no optimiser.  The functions are called with one client's vectors `[D]` or with a cohort's
+`[S, D]`; like methods, they must treat rows apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class Optimiser(Protocol):
+    """Anything with these two functions; `linear` says that its steps are linear in the gradients (FedNova asks)."""
+
+    @property
+    def linear(self) -> bool: ...
+
+    def init(self, y: Tensor) -> Any: ...
+    def update(self, d: Tensor, state: Any, y: Tensor) -> tuple[Tensor, Any]: ...
+
+
+@dataclass(frozen=True)
+class HeavyBall:
+    """u <- momentum u + d, the step is along u: `torch.optim.SGD(momentum=...)`.
+
+    >>> ball = HeavyBall(0.5)
+    >>> u, _ = ball.update(torch.ones(1), torch.ones(1), torch.zeros(1))
+    >>> u
+    tensor([1.5000])
+    """
+
+    momentum: float
+
+    @property
+    def linear(self) -> bool:
+        return True
+
+    def init(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y)
+
+    def update(self, d: Tensor, state: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        u = self.momentum * state + d
+        return u, u
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A custom optimiser from two functions."""
+
+    init: Callable[[Tensor], Any]
+    update: Callable[[Tensor, Any, Tensor], tuple[Tensor, Any]]
+
+    @property
+    def linear(self) -> bool:
+        return False

@@ -1,0 +1,64 @@
+"""Metrics by name.  A metric is a function of a `Probe`; those of a model alone are the problem's own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from undrift.core.algorithm import Cohort
+from undrift.core.errors import InvalidInput
+from undrift.problems import Problem
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a metric may look at after a round.
+
+    round                the round that has just ended
+    x_before, x_after    the server's model before and after it
+    server               the server's whole state after it, with whatever the method keeps there
+    cohort               whose updates the last server step used; None if the server did not step
+    clients              client states after the round: `clients.gather([0, 3])` has a row for each of these clients
+    problem              what is minimised: `problem.full_grad(x, [i])`, `problem.weights`, ...
+    """
+
+    round: int
+    x_before: Tensor
+    x_after: Tensor
+    server: Any
+    cohort: Cohort | None
+    clients: Any
+    problem: Problem
+
+
+Metric: TypeAlias = Callable[[Probe], float | Mapping[str, float]]
+
+METRICS: dict[str, Metric] = {}
+
+
+def metric(name: str) -> Callable[[Metric], Metric]:
+    """Register a metric, so that `metrics=("test", name)` and an experiment's `evaluation.metrics` know it.
+
+    It returns a number, which is recorded under the metric's name, or a dict of numbers by name.
+
+    >>> @metric("step-length")
+    ... def step_length(probe: Probe) -> float:
+    ...     return float((probe.x_after - probe.x_before).norm())
+    >>> METRICS.pop("step-length") is step_length
+    True
+    """
+
+    def register(function: Metric) -> Metric:
+        known = METRICS.get(name)
+        # A name may be registered again by what had it: a notebook's cell that is run twice.
+        if known is not None and _qualname(known) != _qualname(function):
+            raise InvalidInput(f"there is a metric {name!r} already: choose another name")
+        METRICS[name] = function
+        return function
+
+    return register
+
+
+def _qualname(function: Metric) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
