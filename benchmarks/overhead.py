@@ -17,14 +17,15 @@ import torch.nn.functional as F
 import undrift as ud
 from undrift.cli.progress import shown
 from undrift.experiments.config.toml import described
-from undrift.experiments.runs.directory import figures_of
-from undrift.experiments.runs.recorded import Settings, played, recorded
+from undrift.experiments.runs.directory import metrics_of
+from undrift.experiments.runs.recorded import recorded
 from undrift.experiments.runs.running import Update
+from undrift.simulation.api import RunConfig, prepare
 
 REPETITIONS, ROUNDS = 6, 40
 
 
-def settings(method: str) -> Settings:
+def settings(method: str) -> RunConfig:
     """W2: an MLP of 159,010 parameters, 100 clients, 10 a round, 16 steps of 32; evaluated every round."""
     torch.manual_seed(0)
     train = torch.randn(6000, 784), torch.randint(10, (6000,))
@@ -36,17 +37,17 @@ def settings(method: str) -> Settings:
         loss=F.cross_entropy,
         clients=ud.IID(100),
     )
-    return Settings(
+    return RunConfig(
         ud.method(method), problem, ROUNDS, ud.Uniform(10), ud.Local(steps=16, batch=32, lr=0.05)
     )
 
 
-def bare(run: Settings) -> None:
-    for _ in played(run):
+def bare(run: RunConfig) -> None:
+    for _ in prepare(run).play():
         pass
 
 
-def kept(run: Settings) -> None:
+def kept(run: RunConfig) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         experiment = described({"algorithm": {"name": "fedavg"}, "rounds": ROUNDS})
@@ -55,12 +56,12 @@ def kept(run: Settings) -> None:
             sent = 0
             for r in recorded(folder, run):
                 sent += r.bytes_down + r.bytes_up
-                yield Update(folder, r.round, ROUNDS, figures_of(r), sent)
+                yield Update(folder, r.round, ROUNDS, metrics_of(r), sent)
 
         shown(updates(), experiment, folder, quiet=False)
 
 
-def seconds(work: Callable[[Settings], None], run: Settings) -> float:
+def seconds(work: Callable[[RunConfig], None], run: RunConfig) -> float:
     began = perf_counter()
     work(run)
     return perf_counter() - began

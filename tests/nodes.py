@@ -9,19 +9,19 @@ from typing import Any
 
 import undrift as ud
 from undrift.data.registry import Data
-from undrift.deploy.messages import NEVER, Parcel, packed, stamps_of, unpacked
+from undrift.deploy.messages import NEVER, Envelope, pack, stamps_of, unpack
 from undrift.deploy.node import Node
 from undrift.deploy.problems import share
 from undrift.deploy.serving import serve
 from undrift.deploy.settings import Deployment
-from undrift.deploy.state_store import Shelf
+from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.federation import federation
-from undrift.experiments.runs.recorded import played
-from undrift.experiments.runs.running import settings_of
+from undrift.experiments.runs.running import config_of
+from undrift.simulation.api import prepare
 
 NAMES = ("ash", "birch", "cedar")
 Fault = Callable[
-    [str, Parcel], str
+    [str, Envelope], str
 ]  # what becomes of a request: "", "unheard", "unanswered", "twice"
 
 
@@ -48,7 +48,7 @@ def part(number: int) -> Data:
 def simulated(made: ud.Experiment) -> list[ud.Round]:
     """The rounds of the same experiment without nodes."""
     one = made.single(*made.runs()[0]).model_copy(update={"engine": "sequential"})
-    return list(played(settings_of(one, federation(one, one.seeds[0]))))
+    return list(prepare(config_of(one, federation(one, one.seeds[0]))).play())
 
 
 class Nodes:
@@ -59,12 +59,12 @@ class Nodes:
         self.there: dict[int, str] = {100 + i: name for i, name in enumerate(names)}
         self.registered: dict[int, str] = {}
         self.time, self.sent, self.received = 0.0, 0, 0
-        self.fault: Fault = lambda name, parcel: ""
-        self.spoil: Callable[[str, Parcel], Parcel] = lambda name, reply: reply
+        self.fault: Fault = lambda name, envelope: ""
+        self.spoil: Callable[[str, Envelope], Envelope] = lambda name, reply: reply
         self.delay: Callable[[str], float] = lambda name: 0.0
         self.told: Callable[[Iterable[str]], None] = lambda tickets: None
         self.log: list[tuple[str, str]] = []
-        self.answers: dict[str, tuple[float, Parcel]] = {}
+        self.answers: dict[str, tuple[float, Envelope]] = {}
         self.made: dict[str, Node] = {}
         self.own: dict[str, tuple[ud.Experiment, Any]] = {}  # who is made otherwise
 
@@ -85,20 +85,20 @@ class Nodes:
     def nodes(self) -> Mapping[int, str]:
         return {node: self.registered.get(node, "") for node in self.there}
 
-    def send(self, node: int, parcel: Parcel) -> str:
+    def send(self, node: int, envelope: Envelope) -> str:
         name, ticket = self.there[node], f"{len(self.log)}"
-        self.log.append((name, parcel.kind))
-        fault = self.fault(name, parcel)
+        self.log.append((name, envelope.kind))
+        fault = self.fault(name, envelope)
         if fault == "unheard":
             return ticket
-        reply = self.node(name).answer(parcel)
+        reply = self.node(name).answer(envelope)
         if fault == "twice":
-            reply = self.node(name).answer(parcel)
+            reply = self.node(name).answer(envelope)
         if fault != "unanswered":
             self.answers[ticket] = self.time + self.delay(name), self.spoil(name, reply)
         return ticket
 
-    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Parcel]]:
+    def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope]]:
         due = [t for t in tickets if t in self.answers and self.answers[t][0] <= self.time]
         self.told(due)
         return [(ticket, self.answers.pop(ticket)[1]) for ticket in due]
@@ -133,9 +133,9 @@ def state_of(nodes: Nodes, client: int, r: Any) -> Any:
     if stamp == NEVER:
         return fresh
     run = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["run"]
-    stored = Shelf(nodes.folder / sorted(nodes.there.values())[client] / run).get(stamp)
+    stored = ClientStateStore(nodes.folder / sorted(nodes.there.values())[client] / run).get(stamp)
     assert stored is not None, f"client {client} has no state {stamp}"
-    return unpacked(packed("state", fresh)[0], stored[0], fresh)
+    return unpack(pack("state", fresh)[0], stored[0], fresh)
 
 
 def invariant_gap(nodes: Nodes, r: Any) -> float:

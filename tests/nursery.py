@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 import undrift as ud
-from undrift.experiments.runs.recorded import Settings, played, recorded
+from undrift.experiments.runs.recorded import Recording, recorded
+from undrift.simulation.api import RunConfig, prepare
 
 ROUNDS, INTERRUPTED = 40, 130
 LATE = ", late"  # a method of that name runs in virtual time, with updates under way
@@ -28,7 +29,10 @@ POPULATION = ud.Population(
 )
 
 
-def settings(method: str) -> Settings:
+EVERY_7 = Recording(checkpoint_every=7)
+
+
+def settings(method: str) -> RunConfig:
     """A run of a second or so; the model is small, the states are real."""
     torch.manual_seed(0)
     X, Y = torch.randn(400, 20), torch.arange(400) % 4
@@ -41,13 +45,12 @@ def settings(method: str) -> Settings:
     name = method.removesuffix(LATE)
     hyper = {"fedadam": {"eta": 0.1}}.get(name, {})
     late = method != name
-    return Settings(
+    return RunConfig(
         ud.method(name, **hyper),
         problem,
         ROUNDS,
         ud.Uniform(5),
         ud.Local(steps=(1, 3) if late else 2, batch=4, lr=0.05),
-        checkpoint_every=7,
         engine="auto" if late else "batched",
         population=POPULATION if late else None,
         server=ud.Buffer(3, concurrency=8) if late else None,
@@ -60,7 +63,7 @@ def child(folder: Path, method: str) -> int:
     if pid == 0:
         try:
             first = None
-            for r in recorded(folder, settings(method)):
+            for r in recorded(folder, settings(method), EVERY_7):
                 if first is None:
                     first = r.round
                     with (folder / "begun").open("a") as file:
@@ -101,7 +104,9 @@ def tormented(folder: Path, method: str, kills: int, seed: int) -> dict[str, Any
 
 def main() -> None:
     torch.set_num_threads(1)
-    next(played(settings("fedavg")))  # what torch imports at the first round is imported here, once
+    next(
+        prepare(settings("fedavg")).play()
+    )  # what torch imports at the first round is imported here, once
     for line in sys.stdin:
         folder, method, kills, seed = json.loads(line)
         print(json.dumps(tormented(Path(folder), method, kills, seed)), flush=True)

@@ -17,13 +17,14 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_engines import Careful, TracedWorld, interpreted, local_of, needs_compiler, refusals
 from undrift.algorithms.fedavg import Up
+from undrift.compiler import CannotCompile
+from undrift.compiler.inductor import trace
 from undrift.compiler.kernels.max_pool import BACKWARD, POOL
-from undrift.compiler.program import traced
-from undrift.core.work import Refused
+from undrift.compiler.visit import _rewrite_pooling
 from undrift.problems.dropout import kept, kept_compiled
 from undrift.simulation.engines import choice as choices
 from undrift.simulation.engines.choice import Choice, choose
-from undrift.simulation.engines.compiled import compiler_of
+from undrift.simulation.engines.compiled import programs_of
 
 __all__ = ["interpreted", "refusals"]  # fixtures
 
@@ -106,7 +107,7 @@ def test_pooling_by_windows_has_the_same_bits(
         -2, 3, size, generator=random
     ).float()  # many ties, zeros, all-negative windows
     x = x.contiguous(memory_format=torch.channels_last)
-    graph, _, _ = traced(lambda x: pooled(x, kernel, relu), [[x]])
+    graph, _ = trace(lambda x: pooled(x, kernel, relu), [x], _rewrite_pooling)
     targets = {node.target for node in graph.graph.nodes}
     assert not targets & {POOL, BACKWARD}
     for ours, theirs in zip(graph(x), pooled(x, kernel, relu), strict=True):
@@ -176,7 +177,7 @@ def test_what_is_refused_is_computed_as_the_sequential_engine_does(refusals: Any
     problem = images(*NETS["pool"])
     ours = path(careful, problem, engine=Choice("compiled", workers=2), **settings)
     assert (ours == path(careful, problem, engine="sequential", **settings)).all()
-    assert len(refusals()) == 1 and "computed step by step instead" in refusals()[0]
+    assert len(refusals()) == 1 and "not compiled" in refusals()[0]
 
 
 def test_who_diverges_is_left_out(interpreted: None) -> None:
@@ -253,21 +254,12 @@ def test_a_model_that_cannot_be_batched_has_twins() -> None:
 
 def test_refusals_keep_nothing(interpreted: None) -> None:
     """What is refused is refused again and again, and must not hold on to the visits it was asked for in."""
-    problem = images(nn.ReLU())
-    compiler = compiler_of(problem)
-    compiler.programs[key := "some step"] = Refused("a reason")
-
-    class Always(dict[Any, Any]):
-        def __contains__(self, _: Any) -> bool:
-            return True
-
-        def __getitem__(self, _: Any) -> Any:
-            return super().__getitem__(key)
-
-    compiler.programs = Always(compiler.programs)
+    problem, careful = images(nn.ReLU()), Careful()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=2, lr=0.1)}
-    ud.run(ud.FedNova(), problem, engine=Choice("compiled", workers=2), **settings)
-    assert compiler.programs[key].__traceback__ is None
+    ud.run(careful, problem, engine=Choice("compiled", workers=2), **settings)
+    (why,) = programs_of(problem).specs.values()
+    assert isinstance(why, CannotCompile)
+    assert why.__traceback__ is None and why.__cause__ is None
 
 
 # choices
@@ -279,7 +271,7 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
         "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
     }  # fmt: skip
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.01)
-    monkeypatch.setattr(choices, "compiler", lambda: "g++")
+    monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert choose(problem, rounds=100, **usual) == Choice("sequential", workers=2)
     long = choose(problem, rounds=10_000, **usual)
@@ -318,7 +310,7 @@ def test_workers_need_chunks_of_one() -> None:
 
 def test_what_is_no_pooling_is_left_alone() -> None:
     x = torch.randn(1, 2, 6, 6).contiguous(memory_format=torch.channels_last)
-    graph, _, _ = traced(lambda x: [F.avg_pool2d(x, 2)], [[x]])
+    graph, _ = trace(lambda x: [F.avg_pool2d(x, 2)], [x], _rewrite_pooling)
     assert torch.allclose(graph(x)[0], F.avg_pool2d(x, 2))
 
 
@@ -328,9 +320,9 @@ def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.Monke
     problem = images(*NETS["relu, pool"])
     monkeypatch.setattr(on_ray, "cpus", lambda: 2)
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 1.0)
-    monkeypatch.setattr(choices, "compiler", lambda: "g++")
+    monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     usual: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)}
-    choice = choose(problem, rounds=1000, engine="ray", **usual)
+    choice = on_ray.choose_on_ray(problem, Choice("ray"), None, rounds=1000, **usual)
     assert choice == Choice("ray", workers=2, since=2, shards=2, inside="compiled")
     assert choice.inner == Choice("compiled", since=2)
     assert (

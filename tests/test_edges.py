@@ -338,7 +338,7 @@ def test_a_test_set_of_ones_own_has_no_natural_clients() -> None:
         "toy", (X, X[:, 0].gt(0).long()), (X[:50], X[:50, 0].gt(0).long()), who, who[:50], names, 2
     )
     settings: dict[str, Any] = {
-        "model": nn.Linear(6, 2).double(), "loss": F.cross_entropy, "figures": "clients"
+        "model": nn.Linear(6, 2).double(), "loss": F.cross_entropy, "metrics": "clients"
     }  # fmt: skip
     own = X[:7], X[:7, 0].gt(0).long()
     for problem in (
@@ -370,7 +370,7 @@ def test_prepare_sees_one_batch_dimension_in_every_engine() -> None:
 
 
 def test_figures_are_those_of_samples_that_somebody_holds() -> None:
-    problem = federation(clients=[range(10), range(10, 20)], figures="train")
+    problem = federation(clients=[range(10), range(10, 20)], metrics="train")
     expected = F.cross_entropy(mlp()(X[:20]), Y[:20])
     assert problem.evaluate(problem.x0)["train_loss"] == pytest.approx(float(expected.detach()))
 

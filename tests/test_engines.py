@@ -18,19 +18,19 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_optimum import quadratic
 from undrift.algorithms.fedavg import Up
-from undrift.compiler import inductor, program, visit
+from undrift.compiler import inductor
+from undrift.compiler import step as steps
 from undrift.compiler.kernels import gather as gathering
-from undrift.compiler.kernels import products
-from undrift.core.work import Refused
+from undrift.compiler.kernels import products, small_products
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose, compiler
-from undrift.simulation.engines.compiled import COMPILERS
+from undrift.simulation.engines.choice import Choice, choose, cpp_compiler
+from undrift.simulation.engines.compiled import PROGRAMS
 
 compiled = import_module(
     "undrift.simulation.engines.compiled"
 )  # whose name in the package is the engine's
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
 
 
 class TracedWorld(WorldProblem):
@@ -55,7 +55,7 @@ class TracedWorld(WorldProblem):
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced steps are run as traced: all of the compiled engine but the compiler."""
-    monkeypatch.setattr(program, "built", lambda graph, arguments, mode: lambda args: graph(*args))
+    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))
 
 
 @pytest.fixture
@@ -155,16 +155,16 @@ def test_updates_folded_into_products_are_the_methods_own(
     products: list[int] = []
     shared: list[int] = []
 
-    def run_as_traced(graph: Any, arguments: Any, mode: Any) -> Any:
+    def run_as_traced(graph: Any, *_: Any) -> Any:
         targets = [str(node.target) for node in graph.graph.nodes]
         added = ("baddbmm_", "summed_")  # to what is there, or to a sum of vectors
         products.append(sum(any(name in target for name in added) for target in targets))
         shared.append(sum("aten.mm" in target for target in targets))
         return lambda args: graph(*args)
 
-    monkeypatch.setattr(program, "built", run_as_traced)
-    monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
-    monkeypatch.setattr(program, "LARGE", 0)
+    monkeypatch.setattr(inductor, "build", run_as_traced)
+    monkeypatch.setattr(small_products, "SMALL", 0)
+    monkeypatch.setattr(steps, "LARGE", 0)
     settings: dict[str, Any] = {
         "rounds": 3, "local": local_of(row, steps=3, batch=4, weight_decay=0.01)
     }  # fmt: skip
@@ -190,7 +190,7 @@ def test_compiled_products_of_large_layers(
     for operator in (torch.ops.aten.baddbmm_.default, products.outputs, products.summed_):
         lowering.lowerings.pop(operator, None)
     # all products that can be are our own, those of the first layer with samples where they lie
-    for module, name in ((gathering, "LONG"), (gathering, "WORTH"), (program, "LARGE")):
+    for module, name in ((gathering, "LONG"), (gathering, "WORTH"), (steps, "LARGE")):
         monkeypatch.setattr(module, name, 1)
     net = nn.Sequential(nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 3))
     problem = ragged(model=net.double())
@@ -214,16 +214,18 @@ def test_programs_on_disk_are_told_apart_by_what_they_were_made_for(
     if capability is not None:
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with inductor.settings():
+    with inductor.inductor_config():
         assert config.cpp.simdlen == (bits or pick_vec_isa().bit_width() or 1)
         assert config.cpp.threads == 3
 
 
-@pytest.mark.parametrize(("numbers", "kept"), [(inductor.MOST_CONSTANTS, True), (10**6, False)])
+@pytest.mark.parametrize(
+    ("numbers", "kept"), [(inductor.MAX_CACHED_CONSTANTS, True), (10**6, False)]
+)
 def test_programs_with_large_frozen_parts_are_not_kept(numbers: int, kept: bool) -> None:
     frozen = torch.ones(numbers)
-    graph, _, _ = program.traced(lambda x: [x + frozen], [[torch.ones(1)]])
-    assert inductor.may_be_kept(graph) is kept
+    module, _ = inductor.trace(lambda x: [x + frozen], [torch.ones(1)], lambda graph: True)
+    assert (inductor.constants_in(module) <= inductor.MAX_CACHED_CONSTANTS) is kept
 
 
 @needs_compiler
@@ -251,7 +253,12 @@ def test_convolutions_are_right_where_somebody_compiles_them(refusals: Any) -> N
 def test_a_program_that_computes_something_else_is_given_up(
     monkeypatch: pytest.MonkeyPatch, refusals: Any, wrong: Callable[[Tensor], Tensor]
 ) -> None:
-    monkeypatch.setattr(program, "built", lambda *_: lambda args: wrong(args[0]))
+
+    def build(graph: Any, *_: Any) -> Any:
+        is_step = not next(iter(graph.graph.find_nodes(op="output"))).args[0]
+        return lambda args: wrong(args[0]) if is_step else graph(*args)
+
+    monkeypatch.setattr(inductor, "build", build)
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
     ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg(), ragged(), **settings)) < 1e-9
@@ -299,9 +306,8 @@ def test_a_program_that_loses_its_momentum_is_given_up(
     monkeypatch: pytest.MonkeyPatch, refusals: Any
 ) -> None:
     """The first step from a momentum of zero is right: only several, from one that is not, show the mistake."""
-    steps = lambda graph, arguments, mode: Once(lambda args: graph(*args), carried=4)
-    monkeypatch.setattr(program, "built", steps)
-    monkeypatch.setattr(visit, "Visit", refused)
+    build = lambda graph, *_: Once(lambda args: graph(*args), carried=4)
+    monkeypatch.setattr(inductor, "build", build)
     local = ud.Local(steps=3, batch=4, lr=0.1, momentum=0.9)
     settings: dict[str, Any] = {"rounds": 3, "local": local}
     ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
@@ -310,23 +316,19 @@ def test_a_program_that_loses_its_momentum_is_given_up(
     assert "its program computes something else" in line
 
 
-def refused(*_: Any) -> Any:
-    raise Refused("a test")
-
-
 @pytest.mark.parametrize("engine", ["compiled", "auto", Choice("compiled", 4, since=2)], ids=str)
 def test_an_untested_torch_does_not_compile(
     engine: Any, monkeypatch: pytest.MonkeyPatch, refusals: Any
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.1")
     monkeypatch.setattr(choices, "COMPILING_SECONDS", 0.0)
-    inductor.untested.cache_clear()
+    inductor.untested_torch.cache_clear()
     try:
         settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
         ours = path(ud.Scaffold(), ragged(), engine=engine, **settings)
         assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()
     finally:
-        inductor.untested.cache_clear()
+        inductor.untested_torch.cache_clear()
     (line,) = refusals()
     assert "torch 2.99.1 has not been tested with the compiler" in line
 
@@ -357,7 +359,7 @@ def test_unequal_steps_of_any_number_run_the_same_program(
 ) -> None:
     made_here = []
     monkeypatch.setattr(
-        program, "built", lambda graph, *_: made_here.append(1) or (lambda args: graph(*args))
+        inductor, "build", lambda graph, *_: made_here.append(1) or (lambda args: graph(*args))
     )
     local = ud.Local(steps=(1, 9), batch=4, lr=0.1)
     ud.run(
@@ -375,8 +377,8 @@ def test_unequal_steps_of_any_number_run_the_same_program(
 def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""
     made_here = []
-    original = program.built
-    monkeypatch.setattr(program, "built", lambda *args: made_here.append(1) or original(*args))
+    original = inductor.build
+    monkeypatch.setattr(inductor, "build", lambda *args: made_here.append(1) or original(*args))
     problem = quadratic()
     for beta, lr in ((0.3, 0.1), (0.6, 0.05)):
         settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, lr=lr, decay=0.5)}
@@ -422,7 +424,7 @@ class Leapfrog(PlainFedAvg):
 def test_a_value_that_begins_as_another_old_one(
     interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
+    monkeypatch.setattr(small_products, "SMALL", 0)
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=4, batch=4, lr=0.1)}
     problem, method = ragged(), Leapfrog()
     for method.factor in (2.0, 1.5):  # also a number of a method that is no dataclass is an input
@@ -436,7 +438,7 @@ def test_a_zero_step_size_is_computed_once(
     problem = ragged()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.0)}
     alone = path(ud.Scaffold(), problem, **settings)
-    monkeypatch.setattr(compiled, "visited", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(compiled, "visit_chunk", lambda *_: pytest.fail("computed again"))
     assert gap(path(ud.Scaffold(), problem, engine="compiled", **settings), alone) < 1e-9
 
 
@@ -452,7 +454,7 @@ def test_ragged_minibatches_do_not_change_how_others_are_computed(interpreted: N
     }  # fmt: skip
     whole = ud.run(ud.FedAvg(), problem, rounds=3, **settings)
     half = ud.run(ud.FedAvg(), problem, rounds=2, **settings)
-    COMPILERS.clear()  # as in another process
+    PROGRAMS.clear()  # as in another process
     assert torch.equal(ud.run(ud.FedAvg(), problem, rounds=3, start=half, **settings).x, whole.x)
 
 
@@ -540,7 +542,7 @@ def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     ours = path(careful, ragged(), engine="compiled", **settings)
     assert (ours == path(careful, ragged(), engine="batched", **settings)).all()
-    assert len(refusals()) == 1 and "computed step by step instead" in refusals()[0]
+    assert len(refusals()) == 1 and "not compiled" in refusals()[0]
 
 
 def test_without_a_compiler_there_is_one_line(
@@ -549,7 +551,7 @@ def test_without_a_compiler_there_is_one_line(
     def none(*args: Any) -> Any:
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(program, "built", none)
+    monkeypatch.setattr(inductor, "build", none)
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     ours = path(ud.Scaffold(), ragged(), engine="compiled", **settings)
     assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()
@@ -591,14 +593,15 @@ def test_short_runs_stay_eager_and_long_ones_are_compiled(
 ) -> None:
     problem = ragged()
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.001)
-    monkeypatch.setattr(choices, "compiler", lambda: "g++")
+    monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
+    assert asked(problem) == Choice("batched", 3)
     with caplog.at_level(logging.INFO, logger="undrift"):
-        assert asked(problem) == Choice("batched", 3)
+        ud.rounds(ud.FedAvg(), problem, rounds=5, participation=ud.Uniform(3))
     assert "engine: clients in chunks of 3, batched" in caplog.text
     assert asked(problem, rounds=10_000) == Choice("compiled", 3, since=2)
     assert "from round 2 on" in str(asked(problem, rounds=10_000))
     assert asked(problem, rounds=10_000, engine="batched") == Choice("batched", 3)
-    monkeypatch.setattr(choices, "compiler", lambda: None)
+    monkeypatch.setattr(choices, "cpp_compiler", lambda: None)
     with caplog.at_level(logging.WARNING, logger="undrift"):
         assert asked(problem, rounds=10_000) == Choice("batched", 3)
     assert "no C++ compiler was found" in caplog.text
@@ -624,7 +627,7 @@ def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "free_bytes", lambda: 2000)
+    monkeypatch.setattr(choices, "free_bytes", lambda device: 2000)
     with pytest.raises(ud.InvalidInput, match=r"one client needs about .* MiB: 8 vectors of 57"):
         ud.run(ud.FedAvg(), ragged(), rounds=1)
 

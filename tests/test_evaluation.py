@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift as ud
 from undrift.compiler.kernels.dense import OWN_PRODUCTS, fast_layers, own_products
-from undrift.problems.evaluation import each_evaluated, evaluated
-from undrift.simulation.batched_runs.problem import Stacked
-from undrift.simulation.engines.choice import Choice, compiler
+from undrift.problems.evaluation import evaluate_each
+from undrift.simulation.batched_runs.problem import StackedProblem
+from undrift.simulation.engines.choice import Choice, cpp_compiler
 
 WAYS = [
     False,
-    pytest.param(True, marks=pytest.mark.skipif(compiler() is None, reason="no C++ compiler")),
+    pytest.param(True, marks=pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")),
 ]
 DIMS = [  # along which samples, layers and biases are mapped over; None: the same for all
     (None, 0, 0), (0, 0, 0), (1, 1, 1), (0, None, None), (None, None, 0), (None, 0, None), (0, 0, None),
@@ -72,12 +72,12 @@ def test_several_models_are_evaluated_as_each_is_alone(
     figures: tuple[str, ...], own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("undrift.problems.evaluation.EVALUATION_BATCH", 20)
-    problem = problem_of(figures=figures)
+    problem = problem_of(metrics=figures)
     models = problem.x0 + random(30, problem.x0.numel())
-    alone = [evaluated(problem, x) for x in models]
+    alone = [problem.evaluate(x) for x in models]
     with own_products(own):
-        together = each_evaluated(problem, models)
-        again = [evaluated(problem, x) for x in models]
+        together = evaluate_each(problem, models)
+        again = [problem.evaluate(x) for x in models]
     for expected, *found in zip(alone, together, again, strict=True):
         assert all(each == pytest.approx(expected, rel=1e-9, abs=1e-12) for each in found)
     assert len({each["loss"] for each in alone}) == 30
@@ -100,7 +100,7 @@ class Products(TorchDispatchMode):
 def test_samples_are_multiplied_with_the_layers_of_all_models_at_once() -> None:
     problem = problem_of()
     with Products() as products:
-        each_evaluated(problem, problem.x0.repeat(5, 1))
+        evaluate_each(problem, problem.x0.repeat(5, 1))
     assert products.found == [[50, 5 * 4], [5, 50, 3]]
 
 
@@ -149,27 +149,25 @@ def test_layers_that_are_used_in_unusual_ways(way: str, own: bool) -> None:
     data = random(50, 300), torch.arange(50) % 3
     problem = ud.federate(data, model=Odd(way), loss=F.cross_entropy, clients=ud.IID(5))
     models = problem.x0 + random(11, problem.x0.numel())
-    alone = [evaluated(problem, x) for x in models]
+    alone = [problem.evaluate(x) for x in models]
     with own_products(own):
-        assert [evaluated(problem, x) for x in models] == [
-            pytest.approx(a, rel=1e-9) for a in alone
-        ]
+        assert [problem.evaluate(x) for x in models] == [pytest.approx(a, rel=1e-9) for a in alone]
         if way != "autograd":  # which vmap does not know
-            together = each_evaluated(problem, models)
+            together = evaluate_each(problem, models)
             assert together == [pytest.approx(a, rel=1e-9) for a in alone]
 
 
 def test_a_round_whose_evaluation_fails_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, local = problem_of(), ud.Local(steps=2, batch=5, lr=0.1)
     trials = [ud.Trial(ud.Scaffold(), problem, local, seed) for seed in (0, 1)]
-    evaluate, rounds = Stacked.evaluate, iter(range(1, 5))
+    evaluate, rounds = StackedProblem.evaluate, iter(range(1, 5))
 
-    def once(self: Stacked, x: Tensor) -> Any:
+    def once(self: StackedProblem, x: Tensor) -> Any:
         if next(rounds) == 3:
             raise RuntimeError("out of luck")
         return evaluate(self, x)
 
-    monkeypatch.setattr(Stacked, "evaluate", once)
+    monkeypatch.setattr(StackedProblem, "evaluate", once)
     found = ud.run_together(trials, rounds=5, engine="batched")
     for trial, mine in zip(trials, found, strict=True):
         alone = ud.run(

@@ -21,6 +21,7 @@ from tests.oracles.world import make_world
 from tests.table import ROWS, Row
 from tests.test_optimum import quadratic
 from undrift.core.records import map_tensors, tensors
+from undrift.simulation.asynchronous.async_state import AsyncSnapshot
 
 N, T = 6, 10
 FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method
@@ -141,7 +142,9 @@ def flattened(state: ud.State) -> ud.State:
         return torch.from_numpy(np.load(file))
 
     return replace(
-        state, server=map_tensors(copied, state.server), flight=map_tensors(copied, state.flight)
+        state,
+        server=map_tensors(copied, state.server),
+        in_flight=map_tensors(copied, state.in_flight),
     )
 
 
@@ -167,7 +170,9 @@ def test_resuming_gives_the_same_bits_from_any_round(name: str, server: Any) -> 
         whole.append((r.x, r.clients, r.time, r.timing, r.bytes_down, r.bytes_up))
         states.append(r.snapshot())
     if isinstance(server, ud.Buffer):
-        assert sum(len(s.flight.visits) for s in states) > rounds  # there was something under way
+        assert (
+            sum(len(s.in_flight.visits) for s in states) > rounds
+        )  # there was something under way
     pauses = np.random.default_rng(0).choice(rounds - 1, 25, replace=False)
     for pause in pauses:
         again = ud.rounds(ud.method(name), problem, start=flattened(states[pause]), **same)
@@ -195,9 +200,9 @@ SAME: dict[str, Any] = {
 def rebuilt(round: int, numbers: list[Any]) -> ud.State:
     """A state of FedAsync from plain numbers and the records that a fresh run begins with."""
     fresh = next(iter(ud.rounds(ud.FedAsync(), quadratic(N=8), **SAME))).snapshot()
-    kinds = [t.dtype for t in tensors((fresh.server, fresh.flight))]
+    kinds = [t.dtype for t in tensors((fresh.server, fresh.in_flight))]
     values = iter([torch.tensor(v, dtype=k) for v, k in zip(numbers, kinds, strict=True)])
-    server, flight = map_tensors(lambda _: next(values), (fresh.server, fresh.flight))
+    server, flight = map_tensors(lambda _: next(values), (fresh.server, fresh.in_flight))
     flight = replace(
         flight,
         visits=flight.visits.reshape(-1, 7),
@@ -214,7 +219,7 @@ def test_a_fresh_process_goes_on_with_the_same_bits() -> None:
     for r in ud.rounds(ud.FedAsync(), quadratic(N=8), **SAME):
         state = r.snapshot()
         if r.round in pauses:
-            numbers = [t.tolist() for t in tensors((state.server, state.flight))]
+            numbers = [t.tolist() for t in tensors((state.server, state.in_flight))]
             lines.append(json.dumps([r.round, numbers]))
         final = " ".join(v.hex() for v in r.x.tolist())
     assert len(lines) == 20
@@ -229,8 +234,8 @@ def test_a_snapshot_is_a_record_of_tensors_of_constant_form() -> None:
     """So that whatever writes checkpoints needs to know nothing of virtual time."""
     forms = set()
     for r in ud.rounds(ud.Scaffold(), quadratic(N=8), **SAME):
-        flight = r.snapshot().flight
-        assert type(flight) is ud.Flight
+        flight = r.snapshot().in_flight
+        assert type(flight) is AsyncSnapshot
         forms.add((type(flight.downs), tuple((t.dtype, t.dim()) for t in tensors(flight))))
     assert len(forms) == 1
 
@@ -239,7 +244,7 @@ def test_memory_is_that_of_what_is_under_way() -> None:
     """Models that nobody works on any more are forgotten."""
     *_, last = ud.rounds(ud.FedAvg(), quadratic(N=30), rounds=300, seed=1, population=ud.Population(pace=1.0, jitter=0.1),
                          local=ud.Local(steps=2), server=ud.Buffer(2, concurrency=6), participation=ud.Uniform(6))  # fmt: skip
-    flight = last.snapshot().flight
+    flight = last.snapshot().in_flight
     assert len(flight.visits) <= 6 + 2
     assert len(flight.versions) <= len(flight.visits)
 
@@ -306,7 +311,7 @@ def test_a_client_is_never_under_way_twice(seed: int, size: int, out: int) -> No
         assert r.timing is not None and r.time is not None
         assert len(set(r.clients)) == size
         visits += r.timing.visits
-        flight = r.snapshot().flight
+        flight = r.snapshot().in_flight
         under_way = flight.visits[:, 0].tolist()
         assert len(set(under_way)) == len(under_way)
         assert flight.visits[flight.visits[:, 6] == 0].shape[0] <= out
@@ -342,7 +347,9 @@ def test_a_round_that_fails_is_undone() -> None:
     stopped = ud.run(ud.Scaffold(), quadratic(), rounds=18, local=wild, **same)
     assert stopped.stopped is not None and stopped.state.round >= 8
     *_, last = ud.rounds(ud.Scaffold(), quadratic(), rounds=stopped.state.round, local=wild, **same)
-    for a, b in zip(tensors(stopped.state.flight), tensors(last.snapshot().flight), strict=True):
+    for a, b in zip(
+        tensors(stopped.state.in_flight), tensors(last.snapshot().in_flight), strict=True
+    ):
         assert torch.equal(a, b)
     assert torch.equal(stopped.x, last.x)
 

@@ -23,14 +23,14 @@ from tests.nodes import (
 )
 from undrift.core.hyper import METHODS
 from undrift.data.registry import Data
-from undrift.deploy.messages import Parcel
+from undrift.deploy.messages import Envelope
 from undrift.deploy.node import answered
 from undrift.experiments.config.federation import federation
 from undrift.experiments.report import write_report
 from undrift.experiments.runs.directory import RunDirectory
 from undrift.experiments.runs.files import read_lines
-from undrift.experiments.runs.recorded import played
-from undrift.experiments.runs.running import settings_of
+from undrift.experiments.runs.running import config_of
+from undrift.simulation.api import prepare
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.results import State
 
@@ -90,7 +90,7 @@ def test_messages_that_are_lost_or_come_twice_change_nothing(
     everyone = {"scheme": "everyone"} if METHODS[name].spec.everyone else None
     made = experiment(name, **({"participation": everyone} if everyone else {}))
     nodes, count = Nodes(made, tmp_path), iter(range(10**6))
-    nodes.fault = lambda who, parcel: fault if next(count) % 3 == 1 else ""
+    nodes.fault = lambda who, envelope: fault if next(count) % 3 == 1 else ""
     assert torch.equal(simulated(made)[-1].x, deployed(nodes)[-1].x)
 
 
@@ -101,8 +101,8 @@ def test_a_lost_answer_is_not_computed_twice(tmp_path: Path, monkeypatch: Any) -
     visit = Node._visit
     monkeypatch.setattr(Node, "_visit", lambda self, *a: visits.append(1) or visit(self, *a))
 
-    def once(who: str, parcel: Parcel) -> str:
-        if parcel.kind != "work" or who in seen:
+    def once(who: str, envelope: Envelope) -> str:
+        if envelope.kind != "work" or who in seen:
             return ""
         seen.add(who)
         return "unanswered"
@@ -124,9 +124,9 @@ def test_a_server_killed_at_any_message_goes_on_to_the_same_bits(
     made = experiment(name)
     nodes, count = Nodes(made, tmp_path), iter(range(10**6))
 
-    def kill(who: str, parcel: Parcel) -> str:
-        if parcel.kind == "work" and next(count) == when:
-            nodes.node(who).answer(parcel)
+    def kill(who: str, envelope: Envelope) -> str:
+        if envelope.kind == "work" and next(count) == when:
+            nodes.node(who).answer(envelope)
             raise Killed
         return ""
 
@@ -166,8 +166,8 @@ def deployed_x(folder: Path) -> torch.Tensor:
 def test_a_lost_state_leaves_the_sum_of_states_right(name: str, tmp_path: Path) -> None:
     nodes, gaps, lost = Nodes(experiment(name, rounds=8), tmp_path), [], set()
 
-    def lose(who: str, parcel: Parcel) -> str:
-        if parcel.kind == "work" and parcel.words["visit"]["round"] == 4 and who not in lost:
+    def lose(who: str, envelope: Envelope) -> str:
+        if envelope.kind == "work" and envelope.header["visit"]["round"] == 4 and who not in lost:
             lost.add(who)
             nodes.lose(who)
         return ""
@@ -177,16 +177,16 @@ def test_a_lost_state_leaves_the_sum_of_states_right(name: str, tmp_path: Path) 
         gaps.append(invariant_gap(nodes, r))
     assert max(gaps) < 1e-6
     assert {line["client"] for line in faults(tmp_path)} == lost
-    assert all("begins anew" in line["fault"] for line in faults(tmp_path))
+    assert all("starts again" in line["fault"] for line in faults(tmp_path))
     assert any(kind == "state" for _, kind in nodes.log)
 
 
 def test_a_client_with_a_state_of_its_own_begins_anew_alone(tmp_path: Path) -> None:
     nodes = Nodes(experiment("fedhbm", participation={"scheme": "everyone"}), tmp_path)
 
-    def lose(who: str, parcel: Parcel) -> str:
-        if parcel.kind == "work" and parcel.words["visit"]["round"] == 3 and who == "birch":
-            if parcel.words["visit"]["base"] != [0, 0]:
+    def lose(who: str, envelope: Envelope) -> str:
+        if envelope.kind == "work" and envelope.header["visit"]["round"] == 3 and who == "birch":
+            if envelope.header["visit"]["base"] != [0, 0]:
                 nodes.lose(who)
         return ""
 
@@ -199,8 +199,8 @@ def test_all_begin_anew_where_states_belong_together(tmp_path: Path) -> None:
     made = experiment("vrl-sgd", participation={"scheme": "everyone"}, rounds=5)
     nodes, lost = Nodes(made, tmp_path), []
 
-    def lose(who: str, parcel: Parcel) -> str:
-        if parcel.kind == "work" and parcel.words["visit"]["round"] == 3 and not lost:
+    def lose(who: str, envelope: Envelope) -> str:
+        if envelope.kind == "work" and envelope.header["visit"]["round"] == 3 and not lost:
             lost.append(who)
             nodes.lose(who)
         return ""
@@ -210,20 +210,20 @@ def test_all_begin_anew_where_states_belong_together(tmp_path: Path) -> None:
     assert {line["client"] for line in faults(tmp_path)} == set(NAMES)
     # which is the run that begins at the model after two rounds
     one = made.single(*made.runs()[0]).model_copy(update={"engine": "sequential"})
-    settings, x = settings_of(one, federation(one, 0)), simulated(made)[1].x
+    settings, x = config_of(one, federation(one, 0)), simulated(made)[1].x
     method = settings.algorithm
     start = State(2, method.server(x), ClientStates(method.client(x)))
-    assert torch.equal(list(played(settings, start))[-1].x, last.x)
+    assert torch.equal(list(prepare(settings, start).play())[-1].x, last.x)
 
 
 # answers that are not to be used
 
 
 def spoilt(kind: str) -> Any:
-    def spoil(who: str, reply: Parcel) -> Parcel:
+    def spoil(who: str, reply: Envelope) -> Envelope:
         if who != "cedar" or reply.kind != "up":
             return reply
-        arrays, words = dict(reply.arrays), dict(reply.words)
+        arrays, words = dict(reply.arrays), dict(reply.header)
         first = next(iter(arrays))
         if kind == "NaN":
             arrays[first] = arrays[first].clone().fill_(torch.nan)
@@ -238,7 +238,7 @@ def spoilt(kind: str) -> Any:
             arrays = {"up.other": arrays[first]}
         elif kind == "norm":
             arrays[first] = arrays[first] + 1e6
-        return Parcel("hello" if kind == "kind" else "up", words, arrays)
+        return Envelope("hello" if kind == "kind" else "up", words, arrays)
 
     return spoil
 
@@ -283,7 +283,9 @@ def test_shut_out_is_for_the_rest_of_the_run(tmp_path: Path) -> None:
 def test_a_node_that_fails_is_left_out(tmp_path: Path) -> None:
     nodes = Nodes(experiment(participation={"scheme": "everyone"}), tmp_path)
     nodes.spoil = lambda who, reply: (
-        Parcel("failed", {"reason": "no memory"}) if who == "ash" and reply.kind == "up" else reply
+        Envelope("failed", {"reason": "no memory"})
+        if who == "ash" and reply.kind == "up"
+        else reply
     )
     assert deployed(nodes)[0].left_out == (0,)
     assert faults(tmp_path)[0]["fault"] == "failed: no memory"
@@ -304,11 +306,11 @@ def test_no_answer_is_kept_after_its_round(server: Any, tmp_path: Path) -> None:
         weakref.ref[np.ndarray]
     ] = []  # the memory of an answer, whichever tensors look at it
 
-    def noted(who: str, reply: Parcel) -> Parcel:
+    def noted(who: str, reply: Envelope) -> Envelope:
         copies = {name: t.numpy().copy() for name, t in reply.arrays.items()}
         sent.extend(weakref.ref(copy) for copy in copies.values() if reply.kind == "up")
         arrays = {name: torch.from_numpy(copy) for name, copy in copies.items()}
-        return Parcel(reply.kind, reply.words, arrays)
+        return Envelope(reply.kind, reply.header, arrays)
 
     nodes.spoil = noted
     for r in deployed_rounds(nodes):
@@ -401,7 +403,7 @@ def test_a_node_with_another_model_is_refused(tmp_path: Path, caplog: Any) -> No
 def test_a_node_of_another_version_is_refused(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.spoil = lambda who, reply: (
-        Parcel("hello", {**reply.words, "undrift": "9.9"}) if who == "ash" else reply
+        Envelope("hello", {**reply.header, "undrift": "9.9"}) if who == "ash" else reply
     )
     refused(nodes, caplog, f"undrift is '{ud.__version__}' on the server and '9.9' on the node")
 
@@ -433,7 +435,7 @@ def test_a_node_without_a_name_is_refused(tmp_path: Path, caplog: Any) -> None:
     made = experiment()
     nodes = Nodes(made, tmp_path)
     nodes.spoil = lambda who, reply: (
-        answered(made, {"part": 0}, None, Parcel("hello", {})) if who == "ash" else reply
+        answered(made, {"part": 0}, None, Envelope("hello", {})) if who == "ash" else reply
     )
     refused(nodes, caplog, "a node needs a name of its own that stays the same", wait=5.0)
 
@@ -480,7 +482,7 @@ def test_other_data_than_when_the_run_began_are_refused(tmp_path: Path, caplog: 
 def test_what_cannot_be_deployed_is_refused(tmp_path: Path, caplog: Any) -> None:
     for words, reason in (
         ({"seeds": [0, 1]}, "one method and one seed"),
-        ({"evaluation": {"figures": ["train"]}}, "no client's samples"),
+        ({"evaluation": {"metrics": ["train"]}}, "no client's samples"),
         ({"algorithm": "vrl-sgd"}, "full participation"),
         ({"algorithm": "mime", "server": {"kind": "buffer", "size": 2}}, "several times a round"),
     ):
@@ -494,8 +496,10 @@ def test_a_restarted_node_may_have_another_number(tmp_path: Path) -> None:
     made = experiment(participation={"scheme": "everyone"})
     nodes = Nodes(made, tmp_path)
 
-    def move(who: str, parcel: Parcel) -> str:
-        moved = parcel.kind == "work" and parcel.words["visit"]["round"] == 2 and who == "birch"
+    def move(who: str, envelope: Envelope) -> str:
+        moved = (
+            envelope.kind == "work" and envelope.header["visit"]["round"] == 2 and who == "birch"
+        )
         if moved and 101 in nodes.there:
             nodes.there = {100: "ash", 102: "cedar", 555: "birch"}
             return "unheard"

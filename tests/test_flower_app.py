@@ -17,10 +17,19 @@ from undrift.core.algorithm import Cohort
 from undrift.core.records import map_tensors, nbytes, tensors
 from undrift.deploy.flower import counted, from_records, to_records
 from undrift.deploy.keys import write_certificates, write_node_key
-from undrift.deploy.messages import NEVER, Held, Parcel, Stamp, digest, packed, stamps_of, unpacked
+from undrift.deploy.messages import (
+    NEVER,
+    Envelope,
+    Stamp,
+    StateStamp,
+    digest,
+    pack,
+    stamps_of,
+    unpack,
+)
 from undrift.deploy.project import write_app
 from undrift.deploy.settings import Deployment
-from undrift.deploy.state_store import Shelf
+from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config import read
 from undrift.experiments.config.federation import federation
 
@@ -28,13 +37,13 @@ from undrift.experiments.config.federation import federation
 def test_a_parcel_survives_flowers_records() -> None:
     method = ud.ScaffoldM()
     down = method.send(method.server(torch.randn(30)))
-    shape, arrays = packed("down", down)
-    parcel = Parcel("work", {"visit": {"round": 1, "base": [0, 0]}, "down": shape}, arrays)
-    back = from_records(to_records(parcel))
-    assert (back.kind, back.words) == (parcel.kind, parcel.words)
-    again = unpacked(back.words["down"], back.arrays, down)
+    shape, arrays = pack("down", down)
+    envelope = Envelope("work", {"visit": {"round": 1, "base": [0, 0]}, "down": shape}, arrays)
+    back = from_records(to_records(envelope))
+    assert (back.kind, back.header) == (envelope.kind, envelope.header)
+    again = unpack(back.header["down"], back.arrays, down)
     assert torch.equal(again.x, down.x) and torch.equal(again.h, down.h)
-    assert nbytes(down) < counted(to_records(parcel)) < nbytes(down) + 1000
+    assert nbytes(down) < counted(to_records(envelope)) < nbytes(down) + 1000
 
 
 @pytest.mark.parametrize(
@@ -51,7 +60,7 @@ def test_what_is_no_parcel_is_a_failure_not_a_crash(records: RecordDict) -> None
 
 
 def test_stamps_are_exact_in_checkpoints() -> None:
-    held = Held.of(Stamp(123_456, 3), torch.zeros(5))
+    held = StateStamp.of(Stamp(123_456, 3), torch.zeros(5))
     assert stamps_of(held) == [Stamp(123_456, 3)] and NEVER < Stamp(0, 1) < Stamp(1, 0)
 
 
@@ -62,17 +71,17 @@ def test_a_digest_is_of_words_and_numbers() -> None:
 
 
 def test_a_shelf_holds_what_is_whole(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "s")
+    store = ClientStateStore(tmp_path / "s")
     for t in (1, 2, 3):
-        shelf.put(Stamp(t, 1), {"state.c": torch.full((2,), float(t))}, {"request": "x"})
-    assert [s.round for s in shelf.stamps()] == [1, 2, 3]
-    shelf.keep([Stamp(2, 1), Stamp(3, 1)])
-    assert shelf.get(Stamp(1, 1)) is None
-    found, about = shelf.get(Stamp(2, 1)) or ({}, {})
+        store.put(Stamp(t, 1), {"state.c": torch.full((2,), float(t))}, {"request": "x"})
+    assert [s.round for s in store.stamps()] == [1, 2, 3]
+    store.keep([Stamp(2, 1), Stamp(3, 1)])
+    assert store.get(Stamp(1, 1)) is None
+    found, about = store.get(Stamp(2, 1)) or ({}, {})
     assert found["state.c"].tolist() == [2.0, 2.0] and about == {"request": "x"}
     path = next((tmp_path / "s").glob("00000003*"))
     path.write_bytes(path.read_bytes()[:-3])  # a disk that went bad
-    assert shelf.get(Stamp(3, 1)) is None
+    assert store.get(Stamp(3, 1)) is None
 
 
 @pytest.mark.parametrize(

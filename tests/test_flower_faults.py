@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import undrift as ud
 from tests.nodes import Nodes, deployed, deployed_rounds, experiment, invariant_gap
-from undrift.deploy.messages import Parcel
+from undrift.deploy.messages import Envelope
 
 EVENTS = ("", "", "", "unheard", "unanswered", "twice", "wiped", "old", "NaN", "slow", "server")
 
@@ -34,8 +34,8 @@ class Story:
         self.copies = nodes.folder / "copies"
         nodes.fault, nodes.spoil, nodes.delay = self.fault, self.spoil, self.delay
 
-    def fault(self, who: str, parcel: Parcel) -> str:
-        if parcel.kind not in ("work", "state"):
+    def fault(self, who: str, envelope: Envelope) -> str:
+        if envelope.kind not in ("work", "state"):
             return ""
         event, disk = next(self.events, ""), self.nodes.folder / who
         self.bad, self.waits[who] = "", 0.0
@@ -55,7 +55,7 @@ class Story:
         elif event == "slow":
             self.waits[who] = 45.0
         elif event == "server":
-            self.nodes.node(who).answer(parcel)
+            self.nodes.node(who).answer(envelope)
             raise Killed
         return event if event in ("unheard", "unanswered", "twice") else ""
 
@@ -74,11 +74,11 @@ class Story:
         self.lost |= dict.fromkeys(self.heard, len(self.nodes.log))
         self.heard.clear()
 
-    def spoil(self, who: str, reply: Parcel) -> Parcel:
+    def spoil(self, who: str, reply: Envelope) -> Envelope:
         if who != self.bad or not reply.arrays:
             return reply
         spoilt = {name: torch.full_like(t, torch.nan) for name, t in reply.arrays.items()}
-        return Parcel(reply.kind, reply.words, spoilt)
+        return Envelope(reply.kind, reply.header, spoilt)
 
     def delay(self, who: str) -> float:
         return self.waits.get(who, 0.0)

@@ -20,8 +20,8 @@ from undrift.deploy.project import write_app
 from undrift.experiments.config.federation import federation
 from undrift.experiments.report import write_report
 from undrift.experiments.runs.files import read_lines
-from undrift.experiments.runs.recorded import played
-from undrift.experiments.runs.running import settings_of
+from undrift.experiments.runs.running import config_of
+from undrift.simulation.api import prepare
 
 PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
 
@@ -135,7 +135,7 @@ def finished(flower: Loopback, name: str, log: str) -> None:
 def close_to_simulation(flower: Loopback, made: ud.Experiment, name: str) -> None:
     one = made.single(*made.runs()[0])
     problem = federation(one, one.seeds[0]).problem
-    here = list(played(settings_of(one, federation(one, one.seeds[0]))))
+    here = list(prepare(config_of(one, federation(one, one.seeds[0]))).play())
     named = load_file(run_of(flower, name) / "model.safetensors")
     x = torch.cat([named[each].flatten() for each in problem.flat.names])
     assert float((x - here[-1].x).abs().max()) <= 1e-5

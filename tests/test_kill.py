@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.nursery import settings
+from tests.nursery import EVERY_7, settings
 from undrift.experiments.runs.recorded import recorded
 
 KILLS = 9  # of every method: 54 in all, and 27 with updates under way
@@ -70,7 +70,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
     assert len(set(report["begun"])) > 1, "it must have gone on from checkpoints"
     whole = tmp_path / "whole"
     whole.mkdir()
-    for _ in recorded(whole, settings(method)):
+    for _ in recorded(whole, settings(method), EVERY_7):
         pass
     for run in (tmp_path / "killed").iterdir():
         assert content(run) == content(whole)

@@ -105,8 +105,8 @@ def test_minibatches_depend_on_their_key_only() -> None:
 def test_steps_and_epochs_are_one_stream() -> None:
     problem = federation(clients=[range(12 * i, 12 * (i + 1)) for i in range(8)])
     a, b = (
-        path(ud.FedAvg(), problem, rounds=3, local=ud.Local(batch=4, lr=0.1, **kind))
-        for kind in ({"epochs": 2}, {"steps": 6})
+        path(ud.FedAvg(), problem, rounds=3, local=local)
+        for local in (ud.Local(epochs=2, batch=4, lr=0.1), ud.Local(steps=6, batch=4, lr=0.1))
     )
     assert (a == b).all()
 
@@ -276,7 +276,7 @@ def test_engines_agree_with_augmentation_and_bytes() -> None:
 
 def test_figures_on_request() -> None:
     problem = federation(
-        test=(X[:30], Y[:30]), figures=["test", "train", "clients", "gradient"], weights="samples"
+        test=(X[:30], Y[:30]), metrics=["test", "train", "clients", "gradient"], weights="samples"
     )
     x = problem.x0
     found = problem.evaluate(x)
@@ -296,7 +296,7 @@ def test_figures_on_request() -> None:
     assert isinstance(gradient, torch.Tensor)
     assert found["grad_norm"] == pytest.approx(float(gradient.norm()), rel=1e-9)
     with pytest.raises(ud.InvalidInput, match="unknown figure 'tset'"):
-        federation(figures=["tset"])
+        federation(metrics=["tset"])
 
 
 def test_final_quality_and_best_model() -> None:

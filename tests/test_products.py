@@ -15,9 +15,9 @@ import undrift as ud
 from tests.federation import gap, path
 from tests.test_engines import needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
-from undrift.compiler import program
+from undrift.compiler import inductor, step
 from undrift.compiler.kernels import gather as gathering
-from undrift.compiler.kernels import products
+from undrift.compiler.kernels import products, small_products
 from undrift.simulation.engines import Choice
 
 SIZES = {"clients": (1, 3), "runs": (1, 3), "n": (1, 25), "m": (1, 70), "k": (1, 5)}
@@ -144,15 +144,15 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Let steps run as they are traced, those of small layers as if they were large; the operations in them."""
     seen: list[str] = []
 
-    def built(graph: Any, arguments: Any, mode: Any) -> Any:
+    def built(graph: Any, *_: Any) -> Any:
         seen.extend(str(node.target) for node in graph.graph.nodes)
         found = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor)
         seen.extend(f"gathered {node.meta['val'].dtype}" for node in found)
         return lambda args: graph(*args)
 
-    monkeypatch.setattr(program, "built", built)
-    monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
-    monkeypatch.setattr(program, "LARGE", 0)
+    monkeypatch.setattr(inductor, "build", built)
+    monkeypatch.setattr(small_products, "SMALL", 0)
+    monkeypatch.setattr(step, "LARGE", 0)
     monkeypatch.setattr(gathering, "LONG", 1)
     monkeypatch.setattr(gathering, "WORTH", 1)
     return seen
@@ -173,7 +173,7 @@ def test_what_stays_the_same_is_made_once_a_visit(
     algorithm: Any, parts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, made = large(monkeypatch), []
-    monkeypatch.setattr(program.Compiled, "ready", _counted(program.Compiled.ready, made))
+    monkeypatch.setattr(step.Step, "prepare", _counted(step.Step.prepare, made))
     ours = path(algorithm, ragged(), engine="compiled", **SETTINGS)
     assert gap(ours, path(algorithm, ragged(), **SETTINGS)) < 1e-9
     assert "undrift.summed_.default" in seen and "undrift.weighted.default" not in seen

@@ -28,8 +28,8 @@ from undrift.core.rng import Key
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.federation import federation
 from undrift.experiments.runs.running import carried_out, prepared, with_workers
-from undrift.simulation.results import Round
 from undrift.simulation.engines import Choice
+from undrift.simulation.results import Round
 
 ray = pytest.importorskip("ray")
 
@@ -37,7 +37,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from undrift.simulation.ray import cluster as clusters  # noqa: E402
 from undrift.simulation.ray import transport as crews  # noqa: E402
-from undrift.simulation.ray.handles import LOST, dismissed, started  # noqa: E402
+from undrift.simulation.ray.handles import LOST, start_worker, stop_worker  # noqa: E402
 
 CPUS = 4  # of each node, as Ray counts them
 HERE = "127.0.0.2"  # for the loopback address 127.0.0.1 Ray would put another
@@ -87,7 +87,7 @@ def idle(cluster: Cluster) -> Iterator[list[Any]]:
     found: list[Any] = []
     yield found
     for actor in found:
-        dismissed(actor)
+        stop_worker(actor)
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def spares(idle: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
                 ray.get(idle[-1].where.remote())
                 return idle.pop()
             idle.pop()
-        return started(cpu)
+        return start_worker(cpu)
 
-    monkeypatch.setattr(crews, "started", spare)
-    monkeypatch.setattr(crews, "dismissed", idle.append)
+    monkeypatch.setattr(crews, "start_worker", spare)
+    monkeypatch.setattr(crews, "stop_worker", idle.append)
 
 
 @record
@@ -273,7 +273,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one is that was started on a node about to be gone."""
-    start, lost = crews.started, []
+    start, lost = crews.start_worker, []
 
     def first_one_lost(cpu: bool = True) -> Any:
         actor = start(cpu)
@@ -283,7 +283,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
             lost.append(actor)
         return actor
 
-    monkeypatch.setattr(crews, "started", first_one_lost)
+    monkeypatch.setattr(crews, "start_worker", first_one_lost)
     ours = trace(ud.rounds(Twice(), world(), engine=on(1, 1), **SETTINGS))
     expected = trace(ud.rounds(Twice(), world(), engine="batched", **SETTINGS))
     assert gap(ours[0], expected[0]) < 1e-9 and gap(ours[2], expected[2]) < 1e-9
@@ -350,18 +350,18 @@ def test_states_do_not_travel_and_the_model_is_put_once(
 ) -> None:
     """What the driver packs and unpacks in a round: one Down, an Up a shard."""
     down, up, calls = [], [], []
-    packed, unpacked = crews.packed, crews.unpacked
+    pack, unpack = crews.pack, crews.unpack
     problem = world()
     playing: Any = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
     next(playing)  # workers have begun
-    monkeypatch.setattr(crews, "packed", lambda x, *more: down.append(x) or packed(x, *more))
+    monkeypatch.setattr(crews, "pack", lambda x, *more: down.append(x) or pack(x, *more))
 
     def seen(content: Any, *more: Any) -> Any:
-        up.append(unpacked(content, *more))
+        up.append(unpack(content, *more))
         return up[-1]
 
-    monkeypatch.setattr(crews, "unpacked", seen)
-    monkeypatch.setattr(crews.Crew, "copy", lambda self: calls.append(self))
+    monkeypatch.setattr(crews, "unpack", seen)
+    monkeypatch.setattr(crews.RayTransport, "copy", lambda self: calls.append(self))
     next(playing)
     assert [type(x) for x in down] == [Sum, Sum]  # two exchanges
     assert all(part.states == [] for answer in up for part in answer.parts.values())
@@ -483,7 +483,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_any_tensor_survives_the_wire() -> None:
-    from undrift.simulation.ray.serialisation import packed, packed_problem, unpacked
+    from undrift.simulation.ray.serialisation import pack, pack_problem, unpack
 
     given: list[Tensor] = [
         torch.zeros(0),
@@ -493,12 +493,12 @@ def test_any_tensor_survives_the_wire() -> None:
         torch.tensor([True, False]),
     ]
     for t in given:
-        found = unpacked(packed((t, None)))[0]
+        found = unpack(pack((t, None)))[0]
         assert torch.equal(found, t) and found.dtype == t.dtype and found.shape == t.shape
     problem = federation(digits(), 0).problem
-    content = packed_problem(problem)
+    content = pack_problem(problem)
     assert sum(a.nbytes for a in content.arrays) == problem.X.nbytes + problem.Y.nbytes
-    other = unpacked(content, shared=True)
+    other = unpack(content, shared=True)
     assert torch.equal(other.X, problem.X) and other.evaluate(problem.x0) == problem.evaluate(
         problem.x0
     )

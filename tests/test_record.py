@@ -21,20 +21,21 @@ from hypothesis import strategies as st
 from safetensors.torch import load, load_file
 
 import undrift as ud
-from tests.nursery import ROUNDS, settings
+from tests.nursery import EVERY_7, ROUNDS, settings
 from undrift.core.records import record
 from undrift.experiments.runs import files, running
 from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
 from undrift.experiments.runs.files import Draft, Lines, holds, lock, read_lines, write_aside
-from undrift.experiments.runs.recorded import Settings, recorded
+from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.experiments.runs.tree import classes_in, from_json, to_json
+from undrift.simulation.api import RunConfig
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.results import State
 
 
 def finished(folder: Path, method: str = "scaffold") -> Path:
     folder.mkdir(exist_ok=True)
-    for _ in recorded(folder, settings(method)):
+    for _ in recorded(folder, settings(method), EVERY_7):
         pass
     return folder
 
@@ -42,7 +43,7 @@ def finished(folder: Path, method: str = "scaffold") -> Path:
 def stopped_after(folder: Path, rounds: int, method: str = "scaffold") -> Path:
     """A run whose reader went away after so many rounds."""
     folder.mkdir(exist_ok=True)
-    playing = recorded(folder, settings(method))
+    playing = recorded(folder, settings(method), EVERY_7)
     assert len(list(islice(playing, rounds))) == rounds
     playing.close()  # pyright: ignore[reportAttributeAccessIssue]
     return folder
@@ -101,7 +102,7 @@ def test_visits_still_out_are_told_until_the_run_goes_on(tmp_path: Path) -> None
     for folder in folders:
         folder.mkdir()
     for folder in folders[:2]:
-        for _ in recorded(folder, short):
+        for _ in recorded(folder, short, EVERY_7):
             pass
     lines = list(read_lines(folders[0] / "visits.jsonl"))
     out = [line for line in lines if line["fate"] == "still out"]
@@ -112,13 +113,15 @@ def test_visits_still_out_are_told_until_the_run_goes_on(tmp_path: Path) -> None
         assert line["returns"] == end["virtual_seconds"]
     assert sorted(line["order"] for line in lines) == list(range(1, len(lines) + 1))
     for folder in folders[1:]:
-        for _ in recorded(folder, settings(method)):
+        for _ in recorded(folder, settings(method), EVERY_7):
             pass
     assert same(folders[1], folders[2])
     visits = [(folder / "visits.jsonl").read_bytes() for folder in folders[1:]]
     assert visits[0] == visits[1] and visits[0].count(b"still out") > 0
     again = (folders[0] / "visits.jsonl").read_bytes()
-    for _ in recorded(folders[0], short):  # finished already: there is nothing to do but to end
+    for _ in recorded(
+        folders[0], short, EVERY_7
+    ):  # finished already: there is nothing to do but to end
         raise AssertionError
     assert (folders[0] / "visits.jsonl").read_bytes() == again
 
@@ -169,7 +172,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     newest, before = Checkpoints(folder / "checkpoints").rounds()
     assert newest == 20
     damage(folder / "checkpoints" / which)
-    playing = recorded(folder, settings("scaffold"))
+    playing = recorded(folder, settings("scaffold"), EVERY_7)
     assert next(iter(playing)).round == before + 1
     if not (which.endswith("json") and damage is damage_gone):
         assert "the checkpoint of round 20 cannot be used" in caplog.text
@@ -184,7 +187,7 @@ def test_with_no_usable_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
         damage_flip(path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ud.InvalidInput, match="round 20: .* round .*: .* start anew"):
-        next(iter(recorded(folder, settings("scaffold"))))
+        next(iter(recorded(folder, settings("scaffold"), EVERY_7)))
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -234,7 +237,7 @@ def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
     folder.mkdir()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(files, "_beside", fails)
-        for _ in recorded(folder, settings("scaffold")):
+        for _ in recorded(folder, settings("scaffold"), EVERY_7):
             pass
     assert Checkpoints(folder / "checkpoints").rounds() == [7]
     assert same(finished(folder), whole)
@@ -261,12 +264,12 @@ def test_a_checkpoint_of_another_method_is_not_used(tmp_path: Path) -> None:
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from tests.nursery import settings
+from tests.nursery import EVERY_7, settings
 from undrift.experiments.runs.recorded import recorded
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])
 try:
-    for r in recorded(folder, settings("scaffold")):
+    for r in recorded(folder, settings("scaffold"), EVERY_7):
         if r.round == 20:  # from here on no file may grow beyond what its lines are now
             size = (folder / "metrics.jsonl").stat().st_size
             resource.setrlimit(resource.RLIMIT_FSIZE, (size + 300, size + 300))
@@ -289,7 +292,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path)
 
 def test_a_run_that_diverges_is_recorded_as_far_as_it_went(tmp_path: Path) -> None:
     s = settings("fedavg")
-    wild = Settings(
+    wild = RunConfig(
         s.algorithm,
         s.problem,
         40,
@@ -387,13 +390,13 @@ def test_a_record_holds_no_code() -> None:
 def test_states_beyond_their_budget_lie_in_a_file_and_are_the_same(tmp_path: Path) -> None:
     small = settings("scaffold")
     a_client = small.problem.x0.numel() * 4
-    tight = Settings(**{**vars(small), "state_memory": 3 * a_client})
+    tight = Recording(checkpoint_every=7, state_memory=3 * a_client)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     states = None
-    for r in recorded(tmp_path / "a", tight):
+    for r in recorded(tmp_path / "a", small, tight):
         states = r.state.clients
-    for r in recorded(tmp_path / "b", small):
+    for r in recorded(tmp_path / "b", small, EVERY_7):
         assert not r.state.clients.mapped
     assert states is not None and states.mapped
     assert same(tmp_path / "a", tmp_path / "b")
@@ -442,7 +445,7 @@ def test_runs_side_by_side_share_the_memory_for_states(
 ) -> None:
     told: list[int | None] = []
 
-    def noted(path: Path, given: Settings, logs: Any = None) -> Iterator[Any]:
+    def noted(path: Path, config: Any, given: Recording, logs: Any = None) -> Iterator[Any]:
         told.append(given.state_memory)
         raise InterruptedError
         yield

@@ -24,8 +24,7 @@ from undrift.data.registry import DATASETS, Data, dataset
 from undrift.experiments.config import read
 from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.runs.files import lock
-from undrift.experiments.runs.recorded import played
-from undrift.experiments.runs.running import settings_of
+from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps import (
     SPACES,
     Plan,
@@ -50,6 +49,7 @@ from undrift.experiments.sweeps.chosen import (
 from undrift.experiments.sweeps.plan import searches
 from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, read_space, space_from, space_words
 from undrift.experiments.sweeps.validation import with_held_out
+from undrift.simulation.api import prepare
 from undrift.simulation.catalogue import EXAMPLES
 
 LR = {"local.lr": (0.05, 0.3, 1.0)}
@@ -278,8 +278,8 @@ def test_best_toml_has_the_sweeps_figures_on_its_problem(swept_once):
         top = max((t for t in trials if t.label == label), key=lambda t: t.outcome.quality)
         for seed, quality in zip((0, 1), top.outcome.qualities, strict=True):
             problem = with_held_out(problem_of(best, seed), plan.validate, seed)
-            one = settings_of(best.single(label, seed), Federation(problem, {}))
-            values = [r.metrics["accuracy"] for r in played(one)]
+            one = config_of(best.single(label, seed), Federation(problem, {}))
+            values = [r.metrics["accuracy"] for r in prepare(one).play()]
             assert sum(values[-3:]) / 3 == quality
 
 

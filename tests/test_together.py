@@ -18,7 +18,8 @@ from tests.federation import PlainFedAvg
 from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_sweep import SPACE, experiment
-from undrift.compiler import program
+from undrift.compiler import inductor, step
+from undrift.compiler.kernels import small_products
 from undrift.compiler.kernels.products import summed_
 from undrift.experiments.sweeps import Plan, run_sweep, sweeping
 from undrift.simulation.batched_runs import Trial, run_together
@@ -80,7 +81,7 @@ BY_THEMSELVES = ("multistage-fedgm", "fedasync")
 def test_every_method_together_equals_alone(
     row: Row, engine: str, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "built", lambda graph, *_: lambda args: graph(*args))  # as traced
+    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))  # as traced
     local = {"steps": [4, 2, 3, 1, 5, 3] if row.unequal else 3, "batch": 4} | row.local
     algorithm = made(row)
     trials = [
@@ -129,7 +130,7 @@ def test_what_servers_know_may_change_from_round_to_round(
     engine: str, monkeypatch: pytest.MonkeyPatch, lines: Any
 ) -> None:
     """Step sizes that shrink, and cohorts with other shares of the weight; ScaffoldM uses both, and K."""
-    monkeypatch.setattr(program, "built", lambda graph, *_: lambda args: graph(*args))  # as traced
+    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))  # as traced
     trials = [
         Trial(
             ud.ScaffoldM(beta=0.3),
@@ -150,10 +151,10 @@ def test_traced_steps_are_the_same(
 ) -> None:
     graphs: list[Any] = []
     run_as_traced = lambda graph, *_: graphs.append(graph.graph) or (lambda args: graph(*args))
-    monkeypatch.setattr(program, "built", run_as_traced)
+    monkeypatch.setattr(inductor, "build", run_as_traced)
     if layers == "large":  # products are a library's, updates are folded into them
-        monkeypatch.setattr(program, "SMALL_PRODUCT", 0)
-        monkeypatch.setattr(program, "LARGE", 0)
+        monkeypatch.setattr(small_products, "SMALL", 0)
+        monkeypatch.setattr(step, "LARGE", 0)
     trials = [
         Trial(ud.ScaffoldM(beta=beta), federation(seed), ud.Local(3, batch=4, lr=lr), seed)
         for beta, lr in ((0.3, 0.1), (0.5, 0.2))

@@ -14,28 +14,24 @@ from tests.table import ROWS, Row
 from tests.test_conformance import made
 from tests.test_engines import interpreted, local_of, needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
-from undrift.compiler import program
-from undrift.compiler.steps import Refused
-from undrift.compiler.visit import Visit
+from undrift.compiler import CannotCompile, layout
 from undrift.core.records import record
 from undrift.simulation.engines.choice import Choice
-from undrift.simulation.engines.compiled import compiler_of
+from undrift.simulation.engines.compiled import programs_of
 
 __all__ = ["interpreted"]
-
-NOT_CUT = ("fednova", "fednova-vr", "mimelite")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_visits_are_compiled_whole(row: Row, interpreted: None) -> None:
-    """All but those that compute something beside their loop, and first contacts."""
+    """Also those that compute something beside their loop, and initialisation rounds."""
     problem = ragged()
     settings: dict[str, Any] = {"rounds": 2, "local": local_of(row, batch=4)}
     path(made(row), problem, engine="compiled", **settings)
-    visits = compiler_of(problem).visits.values()
-    whole = row.name not in NOT_CUT and "option=1" not in str(row)
-    assert any(isinstance(visit, Visit) for visit in visits) == whole
-    assert whole or any(isinstance(visit, Refused) for visit in visits)
+    programs = programs_of(problem)
+    assert not any(isinstance(each, CannotCompile) for each in programs.specs.values())
+    assert programs.visits
+    assert not any(isinstance(each, CannotCompile) for each in programs.visits.values())
 
 
 @pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(), ud.FedHBM()], ids=repr)
@@ -90,12 +86,13 @@ SETTINGS: dict[str, Any] = {
 
 def check_swapping(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Swapping, "way", way)
-    for most in (program.MOST_PIECES, 0):  # vectors in pieces, and whole
-        monkeypatch.setattr(program, "MOST_PIECES", most)
+    for most in (layout.MAX_PIECES, 0):  # vectors in pieces, and whole
+        monkeypatch.setattr(layout, "MAX_PIECES", most)
         problem = ragged()
         ours = path(Swapping(), problem, engine="compiled", **SETTINGS)
         assert gap(ours, path(Swapping(), ragged(), **SETTINGS)) < 1e-9
-        assert any(isinstance(visit, Visit) for visit in compiler_of(problem).visits.values())
+        visits = programs_of(problem).visits.values()
+        assert visits and not any(isinstance(each, CannotCompile) for each in visits)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import undrift as ud
 from tests.test_optimum import quadratic
+from undrift.core.optimiser import HeavyBall
 from undrift.core.rng import Key
 from undrift.core.work import Solver, Work
 
@@ -16,7 +17,8 @@ STEPS = [3, 1, 4]
 
 def visit(problem: Any, lr: float, momentum: float, single: bool = False) -> Work:
     clients, steps = ([0], STEPS[:1]) if single else ([0, 1, 2], STEPS)
-    return Work(problem, Solver(lr, None, momentum), clients, steps, Key(0, 1), single)
+    solver = Solver(lr, optimiser=HeavyBall(momentum) if momentum else None)
+    return Work(problem, solver, clients, steps, Key(0, 1), single)
 
 
 def directions(work: Work, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

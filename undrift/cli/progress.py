@@ -24,7 +24,7 @@ class _Run:
 
     round: int = 0
     bytes: int = 0
-    figures: dict[str, float | None] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     began: float = field(default_factory=monotonic)
     first: int | None = None  # the round it was at when we began to look
 
@@ -32,11 +32,11 @@ class _Run:
         if self.first is None:
             self.first = max(0, update.round - 1)
         self.round, self.bytes = update.round, update.bytes
-        self.figures = update.figures or self.figures
+        self.metrics = update.metrics or self.metrics
 
     def status(self) -> str:
-        value = self.figures.get("accuracy", self.figures.get("loss"))
-        name = "accuracy" if "accuracy" in self.figures else "loss"
+        value = self.metrics.get("accuracy", self.metrics.get("loss"))
+        name = "accuracy" if "accuracy" in self.metrics else "loss"
         shown = "" if value is None else f"{name} {value:.3f}, "
         return f"{shown}{self.bytes / 1e6:.1f} MB"
 

@@ -107,7 +107,7 @@ def build(
         assert_indirect_indexing=False,  # indices are ours, and right
         size_asserts=False,  # every program is verified when it is made
         realize_reads_threshold=16,  # arithmetic on a few vectors is rather repeated than written down
-        fx_graph_cache=_constants_in(module) <= MAX_CACHED_CONSTANTS,
+        fx_graph_cache=constants_in(module) <= MAX_CACHED_CONSTANTS,
     )
     with config, V.set_fake_mode(mode), tracing(TracingContext(mode)):
         program: Any = compile_fx_inner(module, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
@@ -115,7 +115,7 @@ def build(
     return getattr(program, "current_callable", None) or program
 
 
-def _constants_in(module: GraphModule) -> int:
+def constants_in(module: GraphModule) -> int:
     """Frozen numbers that a program would be cached with."""
     names = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
     constants = [attrgetter(name)(module) for name in names]

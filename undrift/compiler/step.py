@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 
-from undrift.compiler import kernels
+from undrift.compiler import inductor, kernels
 from undrift.compiler.graph import add_node, aten, value_of
-from undrift.compiler.inductor import build, eliminate_common_subexpressions
 from undrift.compiler.kernels.fuse_update import copy_if_overwritten, fuse, summands_of, write
 from undrift.compiler.kernels.gather import multiply_by_rows
 from undrift.compiler.kernels.hoist import hoist_invariants
@@ -48,7 +47,7 @@ def build_step(module: GraphModule, layout: Layout, carried: int, captured: int,
     Its inputs are pieces: first `carried` that it overwrites, then `captured` that stay the same in all steps, then the
     minibatch.
     """
-    module = eliminate_common_subexpressions(module)
+    module = inductor.eliminate_common_subexpressions(module)
     graph = module.graph
     _write_as_batches(graph)
     if kernels.enabled("share-products"):
@@ -61,7 +60,9 @@ def build_step(module: GraphModule, layout: Layout, carried: int, captured: int,
     _write_back(module, layout, carried)
     steady = graph.find_nodes(op="placeholder")[carried : carried + captured]
     prepare = hoist_invariants(module, steady, kernels.enabled("hoist"))
-    return Step(prepare, build(module, mode, (aten.baddbmm_.default, outputs, summed_, weighted)))
+    return Step(
+        prepare, inductor.build(module, mode, (aten.baddbmm_.default, outputs, summed_, weighted))
+    )
 
 
 def _write_as_batches(graph: Graph) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from undrift.compiler import kernels
+from undrift.compiler import inductor, kernels
 from undrift.compiler.graph import (
     add_node,
     aten,
@@ -26,7 +26,6 @@ from undrift.compiler.graph import (
     storage_of,
     value_of,
 )
-from undrift.compiler.inductor import build, eliminate_common_subexpressions, trace
 from undrift.compiler.kernels.fuse_update import copy_if_overwritten
 from undrift.compiler.kernels.max_pool import pool_by_windows
 from undrift.compiler.layout import Layout, join, join_nodes, split_nodes
@@ -166,7 +165,7 @@ def compile_visit(
         return visit(whole, Tracer(parts[len(pieces) :]))
 
     flat = [t for group in (*pieces, *steps) for t in group]
-    module, mode = trace(on_pieces, flat, _rewrite_pooling)
+    module, mode = inductor.trace(on_pieces, flat, _rewrite_pooling)
     cutting = _Cutting(module, layout, sum(map(len, pieces)), steps, mode)
     ends = [0]
     for part in pieces:
@@ -268,7 +267,7 @@ class _Cutting:
             elif all(used in known or used.op == "get_attr" for used in node.all_input_nodes):
                 self._copy(graph, known, [node])
         graph.output([known[value] for value in values])
-        return eliminate_common_subexpressions(GraphModule(self.module, graph))
+        return inductor.eliminate_common_subexpressions(GraphModule(self.module, graph))
 
     def _results(self, mark: Node) -> list[Tensor]:
         if mark.target is CALL:
@@ -358,7 +357,7 @@ class _Cutting:
             for old, new in [(old, copy_if_overwritten(graph, n, old, own)) for old, n in pairs]:
                 graph.call_function(aten.copy_.default, (old, new))
         _return(module, [total, *found])
-        return build(module, self.mode, ())
+        return inductor.build(module, self.mode, ())
 
 
 def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:

@@ -55,10 +55,10 @@ def as_client(
 
 def of_server(experiment: Experiment) -> tuple[ModelProblem, dict[str, Any]]:
     """The server's own problem, for its model and its test samples; and what the model was told by the data."""
-    if experiment.evaluation.figures != ["test"]:
+    if experiment.evaluation.metrics != ["test"]:
         raise InvalidInput(
-            f"evaluation.figures = {experiment.evaluation.figures}: the server of a deployed run has no client's "
-            'samples, so figures = ["test"] is all it can record'
+            f"evaluation.metrics = {experiment.evaluation.metrics}: the server of a deployed run has no client's "
+            'samples, so metrics = ["test"] is all it can record'
         )
     alone = type(experiment.clients)(partition="iid", number=1, seed=experiment.clients.seed)
     made = federation(experiment.model_copy(update={"clients": alone}), experiment.seeds[0])

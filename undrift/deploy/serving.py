@@ -30,7 +30,7 @@ from undrift.experiments.runs.directory import (
     FEDERATION,
     RunDirectory,
     create,
-    figures_of,
+    metrics_of,
     opened,
     rewritten,
 )
@@ -125,8 +125,8 @@ def _serve(
         started = partial(_rounds, nodes, experiment=experiment, policy=policy)
         for r in recorded(folder, config, recording, play=started):
             wire.add(r.round)
-            figures = ", ".join(f"{k} {v:.4g}" for k, v in figures_of(r).items() if v is not None)
-            log.info("round %d of %d: %s", r.round, experiment.rounds, figures or "done")
+            metrics = ", ".join(f"{k} {v:.4g}" for k, v in metrics_of(r).items() if v is not None)
+            log.info("round %d of %d: %s", r.round, experiment.rounds, metrics or "done")
             yield r
         log.info("the run is in %s: undrift report %s", folder, folder)
     finally:

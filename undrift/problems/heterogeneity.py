@@ -1,4 +1,4 @@
-"""How much clients differ: figures and a picture."""
+"""How much clients differ: metrics and a picture."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from undrift.data.partitions import Parts
 
 SHOWN = 100  # clients in a picture
-LOOKED_AT = 20_000  # clients in the figures of labels; more are sampled evenly
+LOOKED_AT = 20_000  # clients in the metrics of labels; more are sampled evenly
 
 
 def labels_of(Y: Tensor) -> np.ndarray | None:
@@ -43,7 +43,7 @@ class Heterogeneity:
 
 
 def measured(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
-    """The figures of a partition."""
+    """The metrics of a partition."""
     sizes = parts.sizes
     smallest, median, largest = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
     if labels is None:
@@ -62,8 +62,8 @@ def summary(parts: Parts, labels: np.ndarray | None) -> dict[str, Any]:
     if labels is not None:
         counts, _ = _histograms(parts, labels, SHOWN)
         shares = (counts / counts.sum(1, keepdims=True)).round(4).tolist()
-    figures = asdict(measured(parts, labels))
-    return {"heterogeneity": figures, "sizes": parts.sizes[some].tolist(), "label_shares": shares}
+    metrics = asdict(measured(parts, labels))
+    return {"heterogeneity": metrics, "sizes": parts.sizes[some].tolist(), "label_shares": shares}
 
 
 def picture(parts: Parts, labels: np.ndarray | None) -> Any:

@@ -24,6 +24,8 @@ from undrift.experiments.config.parts import (
 from undrift.experiments.config.section import Named, Number, Section, Whole
 from undrift.experiments.config.virtual import PopulationSection, ServerSection
 from undrift.local.settings import Geometric, Local
+from undrift.metrics.registry import METRICS
+from undrift.problems.evaluation import METRICS as OF_MODEL
 from undrift.simulation.engines import Choice
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
@@ -155,13 +157,27 @@ class EngineSection(Section):
 
 
 class EvaluationSection(Section):
-    """How often and what to record of the server's model."""
+    """How often metrics are recorded, and which: of the model (test, train, clients, gradient), or registered with @ud.metric."""
 
     every: Whole = Field(default=1, ge=1)
-    figures: list[Literal["test", "train", "clients", "gradient"]] = Field(
-        default=["test"], min_length=1
-    )
+    metrics: list[str] = Field(default=["test"], min_length=1)
     test_samples: Whole | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, given: Any) -> Any:
+        """Experiments of old have `figures`."""
+        if not isinstance(given, dict) or "figures" not in given or "metrics" in given:
+            return given
+        return {("metrics" if key == "figures" else key): value for key, value in given.items()}
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, metrics: list[str]) -> list[str]:
+        for name in metrics:
+            if name not in (*OF_MODEL, *METRICS):
+                raise unknown("metric", name, [*OF_MODEL, *METRICS])
+        return metrics
 
 
 class CodecSection(Named):

@@ -38,7 +38,6 @@ def federation(experiment: Experiment, seed: int) -> Federation:
         loss=loss_of(data),
         clients=clients_of(section.partition, section.number, section.parameters),
         weights=section.weights,
-        figures=experiment.evaluation.figures,
         test_samples=experiment.evaluation.test_samples,
         seed=_own(section.seed, seed),
     )

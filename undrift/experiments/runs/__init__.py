@@ -1,1 +1,1 @@
-"""What stays of a run: its directory, checkpoints, figures and report."""
+"""What stays of a run: its directory, checkpoints, metrics and report."""

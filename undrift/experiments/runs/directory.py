@@ -1,6 +1,6 @@
 """A run directory: all of a run in one place.
 
-    experiment.toml      the resolved experiment: running it again gives the same figures
+    experiment.toml      the resolved experiment: running it again gives the same metrics
     manifest.json        versions, seeds, machine, command
     federation.json      clients, samples, labels, parameters; checksums of the data
     metrics.jsonl        a line a round: the same bytes whenever the run is repeated
@@ -79,7 +79,7 @@ class RunDirectory:
         return (self.path / METRICS).exists()
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The recorded rounds: figures, bytes and `seconds`, a dictionary a round."""
+        """The recorded rounds: metrics, bytes and `seconds`, a dictionary a round."""
         lines = list(read_lines(self.path / METRICS))
         times = [line["seconds"] for line in read_lines(self.path / TIMES)]
         times += [None] * (len(lines) - len(times))
@@ -195,16 +195,16 @@ def as_line(r: Round) -> dict[str, Any]:
     if r.timing is not None:
         told = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
         line |= {"virtual_seconds": r.time, "timing": told}
-    return line | figures_of(r)
+    return line | metrics_of(r)
 
 
-def figures_of(r: Round) -> dict[str, float | None]:
-    """The figures of a round, as JSON has them."""
+def metrics_of(r: Round) -> dict[str, float | None]:
+    """The metrics of a round, as JSON has them."""
     return {name: plain(value) for name, value in r.metrics.items()}
 
 
-def figures(line: Mapping[str, Any]) -> dict[str, float | None]:
-    """The figures of a recorded round, without what every round has."""
+def metrics_in(line: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics of a recorded round, without what every round has."""
     return {name: value for name, value in line.items() if name not in OWN}
 
 

@@ -1,4 +1,4 @@
-"""The figures of a run in other people's tools: TensorBoard, Weights & Biases, MLflow."""
+"""The metrics of a run in other people's tools: TensorBoard, Weights & Biases, MLflow."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -7,12 +7,12 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.runs.directory import figures_of, sent_before
+from undrift.experiments.runs.directory import metrics_of, sent_before
 from undrift.simulation.results import Round
 
 
 class Log(Protocol):
-    """Where figures go."""
+    """Where metrics go."""
 
     def add(self, round: int, values: dict[str, float]) -> None: ...
     def close(self) -> None: ...
@@ -106,7 +106,7 @@ class Logs:
         if self._sent is None:  # a run that is gone on with has sent some before
             self._sent = sent_before(self._folder, r.round)
         self._sent += r.bytes_down + r.bytes_up
-        values = {k: v for k, v in figures_of(r).items() if v is not None}
+        values = {k: v for k, v in metrics_of(r).items() if v is not None}
         for log in self._logs:
             log.add(r.round, {**values, "bytes_sent": self._sent, "seconds_a_round": r.seconds})
 

@@ -1,4 +1,4 @@
-"""A run that leaves everything behind: figures line by line, checkpoints, the best and the last model."""
+"""A run that leaves everything behind: metrics line by line, checkpoints, the best and the last model."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift.core.errors import Stopped
 from undrift.experiments.runs.checkpoint import Checkpoints, Saved, newest
-from undrift.experiments.runs.directory import METRICS, RESULT, TIMES, VISITS, as_line, figures
+from undrift.experiments.runs.directory import METRICS, RESULT, TIMES, VISITS, as_line, metrics_in
 from undrift.experiments.runs.files import (
     Lines,
     alone,
@@ -41,7 +41,7 @@ class Recording:
 def recorded(
     folder: Path,
     config: RunConfig,
-    recording: Recording,
+    recording: Recording = Recording(),
     logs: Logs | None = None,
     play: Callable[[State], Iterator[Round]] | None = None,
 ) -> Iterator[Round]:
@@ -138,7 +138,7 @@ class _Record:
             _write_model(self.folder / "best.safetensors", problem, best.x, best.round)
         about_best = best and {"round": best.round, "value": plain(best.value)}
         lines = list(read_lines(self.folder / METRICS))
-        last = next((figures(line) for line in reversed(lines) if figures(line)), {})
+        last = next((metrics_in(line) for line in reversed(lines) if metrics_in(line)), {})
         result = {"rounds": state.round, "stopped": stopped, "last": last}
         how = {"best": about_best, "models": _how_to_load(problem)}
         write_json(self.folder / RESULT, result | how)

@@ -23,7 +23,7 @@ from undrift.experiments.runs.directory import (
     FEDERATION,
     RunDirectory,
     create,
-    figures_of,
+    metrics_of,
     opened,
     rewritten,
     sent_before,
@@ -47,7 +47,7 @@ class Update:
     run: Path
     round: int
     rounds: int
-    figures: dict[str, float | None]
+    metrics: dict[str, float | None]
     bytes: int  # sent so far, down and up
     finished: bool = False
     stopped: str | None = None
@@ -68,6 +68,7 @@ def config_of(experiment: Experiment, made: Federation) -> RunConfig:
         evaluate_every=experiment.evaluation.every,
         population=experiment.population and experiment.population.make(),
         server=experiment.server and experiment.server.make(),
+        metrics=experiment.evaluation.metrics,
         codec=experiment.codec_choice,
     )
 
@@ -198,7 +199,7 @@ def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Itera
             for r in recorded(path, config, recording, logs):
                 sent = sent_before(path, r.round) if sent is None else sent
                 sent += r.bytes_down + r.bytes_up
-                yield Update(path, r.round, config.rounds, figures_of(r), sent)
+                yield Update(path, r.round, config.rounds, metrics_of(r), sent)
         finally:
             if logs is not None:
                 logs.close()

@@ -83,7 +83,7 @@ def planned(experiment: Experiment, plan: Plan) -> Sweep:
     optuna()
     parts = tuple(searches(experiment, plan))
     seeds = plan.seeds_of(experiment)
-    judged = experiment.evaluation.model_copy(update={"figures": ["test"]})
+    judged = experiment.evaluation.model_copy(update={"metrics": ["test"]})
     made = {s: federation(experiment.model_copy(update={"evaluation": judged}), s) for s in seeds}
     problems = {
         s: with_held_out(f.problem, plan.validate, s) if plan.validate else f.problem

@@ -6,12 +6,14 @@ method's code, its integers and words, shapes.  Two visits of one structure run 
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,47 +51,80 @@ class _Identity:
         return id(self.value)
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A method that is no dataclass, as a tree of its attributes."""
+
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    original: Any
+
+    def close(self) -> Any:
+        found = copy(self.original)
+        for name, value in zip(self.names, self.values, strict=True):
+            object.__setattr__(found, name, value)
+        return found
+
+
+def opened(algorithm: Any) -> Any:
+    """A method as a tree whose floats can be found and replaced."""
+    if is_dataclass(algorithm):
+        return algorithm
+    inside = vars(algorithm)
+    return _Opened(tuple(inside), tuple(inside.values()), algorithm)
+
+
 def structure_of(tree: Any) -> Hashable:
     """The same for trees that differ in floats only.
 
     >>> structure_of((0.1, 3)) == structure_of((0.2, 3)), structure_of((0.1, 3)) == structure_of((0.1, 4))
     (True, False)
     """
+    if isinstance(tree, _Opened):
+        return type(tree.original), tree.names, *map(structure_of, tree.values)
     inside = children(tree)
     if inside is not None:
         return type(tree), *map(structure_of, inside.values())
+    if isinstance(tree, (list, dict, set, np.ndarray)):
+        raise CannotCompile(
+            f"the method holds a {type(tree).__name__}, which may change: use a tuple"
+        )
     if isinstance(tree, float):
         return float if tree else 0.0  # what multiplies a zero is left out
     if isinstance(tree, BatchedScalar):
         return BatchedScalar, form_of(tree.values)
     if isinstance(tree, Tensor):
-        return _Identity(tree)
+        return form_of(tree)
     return tree if isinstance(tree, (int, str, bytes, type(None))) else _Identity(tree)
 
 
 def floats_in(tree: Any) -> tuple[list[float], list[Tensor]]:
-    """The floats of a tree that are not zero, and the values of those that differ between batched runs."""
+    """The floats of a tree that are not zero, and its tensors: those of floats that differ between batched runs, too."""
     floats: list[float] = []
-    scalars: list[Tensor] = []
+    held: list[Tensor] = []
 
     def collect(leaf: Any) -> Any:
         if isinstance(leaf, float) and leaf:
             floats.append(leaf)
         elif isinstance(leaf, BatchedScalar):
-            scalars.append(leaf.values)
+            held.append(leaf.values)
+        elif isinstance(leaf, Tensor):
+            held.append(leaf)
         return leaf
 
     map_leaves(collect, tree)
-    return floats, scalars
+    return floats, held
 
 
-def with_floats(tree: Any, floats: Iterator[Tensor], scalars: Iterator[Tensor]) -> Any:
+def with_floats(tree: Any, floats: Iterator[Tensor], held: Iterator[Tensor]) -> Any:
     """The same tree with other numbers in the place of those that `floats_in` finds."""
 
     def replaced(leaf: Any) -> Any:
         if isinstance(leaf, float) and leaf:
             return next(floats)
-        return BatchedScalar(next(scalars)) if isinstance(leaf, BatchedScalar) else leaf
+        if isinstance(leaf, BatchedScalar):
+            return BatchedScalar(next(held))
+        return next(held) if isinstance(leaf, Tensor) else leaf
 
     return map_leaves(replaced, tree)
 
@@ -296,10 +331,11 @@ class TracedVisit:
             kind = type(problem).__name__
             raise CannotCompile(f"{kind} has no grad_of, a gradient that can be traced")
         self.problem, self.work, self.algorithm = problem, work, algorithm
+        self.tree = opened(algorithm), work.solver
         self.down, self.state = down, state
         self.weights = None if weights is None else weights.to(work.K.device)
         self.layout = Layout.of(problem.x0.numel(), problem.pieces)
-        self.floats, self.scalars = floats_in((algorithm, work.solver))
+        self.floats, self.held = floats_in(self.tree)
         self._inputs: dict[tuple[int, int | None], Sequence[Sequence[Tensor | None]]] = {}
         self.up: Any = None  # records like those that come back
         self.kept: Any = None
@@ -314,7 +350,7 @@ class TracedVisit:
         """The same for visits that ask for the same loops, full gradients and random numbers."""
         work = self.work
         forms = form_of(self.down), form_of(self.state), form_of(self.weights)
-        code, tree = code_of(self.local), structure_of((self.algorithm, work.solver))
+        code, tree = code_of(self.local), structure_of(self.tree)
         unequal = min(work.steps) != max(work.steps)
         return code, tree, forms, len(work.clients), unequal, torch.get_num_threads()
 
@@ -336,7 +372,7 @@ class TracedVisit:
             *tensors(self.down),
             *tensors(self.state),
             *numbers.to(work.K.device).unbind(),
-            *self.scalars,
+            *self.held,
             work.K,
             *weights,
             *self.problem.resident(),
@@ -399,9 +435,10 @@ class TracedVisit:
     def explore(self) -> VisitSpec:
         """Learn which loops, random numbers and full gradients the visit asks for."""
         inputs = self.inputs(VisitSpec())
-        with fake_mode() as mode, torch.no_grad():
-            session = _Explorer(self, mode.from_tensor)
-            self._run([mode.from_tensor(t) for t in inputs], session)
+        fake = fake_mode().from_tensor  # not entered: minibatches that are drawn meanwhile are real
+        session = _Explorer(self, fake)
+        with torch.no_grad():
+            self._run([fake(t) for t in inputs], session)
         self._check_minibatches(session.spec)
         return session.spec
 
@@ -418,13 +455,12 @@ class TracedVisit:
         it = iter(inputs)
         sent, state = rebuild(self.down, it), rebuild(self.state, it)
         t, *floats = islice(it, 1 + len(self.floats))
-        scalars = list(islice(it, len(self.scalars)))
+        held = list(islice(it, len(self.held)))
         K = next(it)
         weights = None if self.weights is None else next(it)
         resident = list(islice(it, len(self.problem.resident())))
-        algorithm, solver = with_floats(
-            (self.algorithm, self.work.solver), iter(floats), iter(scalars)
-        )
+        algorithm, solver = with_floats(self.tree, iter(floats), iter(held))
+        algorithm = algorithm.close() if isinstance(algorithm, _Opened) else algorithm
         work = TracedWork(self.work, self, session, solver, t, K, resident)
         key = self.work.key
         local = exchanges_of(algorithm, key.round)[key.exchange].local
@@ -456,9 +492,8 @@ class TracedVisit:
         """Raise CannotCompile if the problem's traceable gradient is not right for such minibatches."""
         if not isinstance(self.problem, LimitsCompiling):
             return
-        for loop in spec.loops:
-            inputs = () if loop.unit else self.loop_inputs(loop.number, loop.steps)[0]
-            why = self.problem.not_compiled(inputs)
+        for loop in [loop for loop in spec.loops if not loop.unit]:
+            why = self.problem.not_compiled(self.loop_inputs(loop.number, loop.steps)[0])
             if why:
                 raise CannotCompile(why)
 
