@@ -213,7 +213,7 @@ def test_all_begin_anew_where_states_belong_together(tmp_path: Path) -> None:
     settings, x = config_of(one, federation(one, 0)), simulated(made)[1].x
     method = settings.algorithm
     start = State(2, method.server(x), ClientStates(method.client(x)))
-    assert torch.equal(list(prepare(settings, start).play())[-1].x, last.x)
+    assert torch.equal(list(prepare(settings).play(start))[-1].x, last.x)
 
 
 # answers that are not to be used
