@@ -7,8 +7,8 @@ from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure,
 from undrift.core.hyper import algorithm, hyper, method
 from undrift.core.records import nbytes, record
 from undrift.core.work import Work
-from undrift.data.adapt import from_table
 from undrift.data.augment import CropFlip
+from undrift.data.datasets.libsvm import libsvm
 from undrift.data.partitions import (
     IID,
     ClassDirichlet,
@@ -22,7 +22,7 @@ from undrift.data.partitions import (
     Similarity,
 )
 from undrift.data.registry import DATASETS, Data, dataset, load
-from undrift.data.tables import libsvm
+from undrift.data.tables import from_table
 from undrift.experiments.config import Experiment
 from undrift.local.settings import Geometric, Local
 from undrift.models import group_norm, model
