@@ -7,6 +7,7 @@ from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure,
 from undrift.core.hyper import algorithm, hyper, method
 from undrift.core.records import nbytes, record
 from undrift.core.work import Work
+from undrift.data.assignment import Partition, partition
 from undrift.data.augment import CropFlip
 from undrift.data.datasets.libsvm import libsvm
 from undrift.data.partitions import (
@@ -16,7 +17,6 @@ from undrift.data.partitions import (
     Dirichlet,
     FeatureSkew,
     Natural,
-    Partition,
     QuantitySkew,
     Shards,
     Similarity,
@@ -125,6 +125,7 @@ __all__ = [
     "model",
     "models",
     "nbytes",
+    "partition",
     "record",
     "rounds",
     "run",
