@@ -1105,6 +1105,7 @@ def test_libsvm_format(home: Path) -> None:
     )
     X, y = ud.libsvm(path)
     assert X.tolist() == [[0.5, 0, 2], [0, 0, 0], [0, pytest.approx(0.1), 0]]
+    assert ud.libsvm(write(home / "g", "1 3:3 1:1\n"))[0].tolist() == [[1, 0, 3]]
     assert y.tolist() == [1, -1, 2.5] and ud.libsvm(str(path), features=5)[0].shape == (3, 5)
     for content, message in [
         ("", "f has no rows"),
@@ -1112,7 +1113,6 @@ def test_libsvm_format(home: Path) -> None:
         ("1 1:1\n1 x:1", "f, line 2: lines are `label index:value ...`, got '1 x:1'"),
         ("1 1", "line 1"),
         ("a 1:1", "line 1"),
-        ("1 1:1\n" * 6 + "1 2:1 1:1\n" + "1 1:1\n" * 6, "line 7: .*'1 2:1 1:1' .*sorted"),
         ("1 1:nan", "f has NaN or Inf"),
         ("inf 1:1", "f has NaN or Inf"),
     ]:

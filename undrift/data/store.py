@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,17 @@ def find(
     """A file of a data set, checked; downloaded if it is not there and has a URL.
 
     known_hash   the published checksum, "md5:..." or "sha256:..."
-    aliases      other names that the file may have, searched after `file`, e.g. "MNIST/raw/labels.gz"
+    url          of the file, or of its folder with / at the end
+    aliases      other names that the file may have, searched after `file`; {} is its name, as in "MNIST/raw/{}"
     hint         where else to get the file or how to make it, for the error message
     """
-    path = locate(dataset, (file, *aliases))
+    path = locate(dataset, (file, *(alias.format(file) for alias in aliases)))
     if path is not None:
         verify(path, known_hash)
         return path
     if url is None:
         raise _missing(dataset, file, known_hash, hint)
+    url = url + file if url.endswith("/") else url
     target = folders(dataset)[-1] / file
     try:
         if os.environ.get("UNDRIFT_OFFLINE"):
@@ -89,27 +91,6 @@ def find(
         hint = f"{failure}; {hint}" if hint else failure
         raise _missing(dataset, file, known_hash, hint) from error
     return target
-
-
-def find_all(
-    dataset: str,
-    files: Iterable[str],
-    *,
-    url: str,
-    aliases: Iterable[str] = (),
-    known_hashes: Mapping[str, str] | None = None,
-) -> list[Path]:
-    """Files that are published in one folder, `url`; in an alias, {} stands for the file's name."""
-    return [
-        find(
-            dataset,
-            file,
-            known_hash=(known_hashes or {}).get(file),
-            url=url + file,
-            aliases=[alias.format(file) for alias in aliases],
-        )
-        for file in files
-    ]
 
 
 def verify(path: Path, known_hash: str | None) -> None:

@@ -48,14 +48,9 @@ def cifar10() -> Data:
         read_records(*item, label_bytes=1, label=0, classes=10) for item in contents.items()
     )
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return Data(
-        "cifar10",
-        (images, labels),
-        test,
-        classes=10,
-        prepare=Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        checksums=store.checksums(files),
-    )
+    prepare = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    checksums = store.checksums(files)
+    return Data("cifar10", (images, labels), test, classes=10, prepare=prepare, checksums=checksums)
 
 
 @dataset(
@@ -77,14 +72,9 @@ def cifar100(labels: str = "fine") -> Data:
         read_records(*item, label_bytes=2, label=label, classes=classes)
         for item in contents.items()
     )
-    return Data(
-        "cifar100",
-        train,
-        test,
-        classes=classes,
-        prepare=Normalise((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-        checksums=store.checksums(files),
-    )
+    prepare = Normalise((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    checksums = store.checksums(files)
+    return Data("cifar100", train, test, classes=classes, prepare=prepare, checksums=checksums)
 
 
 def read_records(

@@ -166,5 +166,6 @@ def _rank_within(clients: np.ndarray) -> np.ndarray:
     """The position of each sample among those of its client, from 0."""
     rank = np.zeros(len(clients), dtype=np.int64)
     for client in np.unique(clients):
-        rank[clients == client] = np.arange((clients == client).sum())
+        samples = np.flatnonzero(clients == client)
+        rank[samples] = np.arange(len(samples))
     return rank

@@ -1,10 +1,6 @@
 """LIBSVM's sparse text format, and its data sets a9a, w8a and mushrooms."""
 
-from bisect import bisect
-from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,55 +35,47 @@ def mushrooms() -> Data:
 def libsvm(path: str | Path, features: int | None = None) -> tuple[Tensor, Tensor]:
     """A file in LIBSVM's format, packed with gzip or not: float32 [n, features] and the labels as they are, float32 [n].
 
-    Lines are `label index:value index:value ...`, indices from 1 and ascending; features not named are 0.  Without
+    Lines are `label index:value index:value ...`, indices from 1 in any order; features not named are 0.  Without
     `features` there are as many as the largest index.
     """
+    # not scikit-learn's reader: it refuses unsorted indices, names no line, and takes a second to import
     path = Path(path)
-    content = store.read_bytes(path)
-    try:
-        table, labels = _parse(content)
-    except (ValueError, OverflowError) as error:
-        lines = content.splitlines()
-        good = bisect(range(1, len(lines)), 0, key=lambda n: int(not _is_valid(lines[:n])))
-        raise InvalidInput(
-            f"{path}, line {good + 1}: lines are `label index:value ...`, "
-            f"got {lines[good][:60].decode(errors='replace')!r} ({error})"
-        ) from error
-    if len(labels) == 0:
+    rows, columns, values, labels = [], [], [], []
+    for number, line in enumerate(store.read_text(path).splitlines(), start=1):
+        label, *pairs = line.partition("#")[0].split() or [""]
+        if not label:
+            continue
+        try:
+            labels.append(float(label))
+            for pair in pairs:
+                index, value = pair.split(":")
+                columns.append(int(index))
+                values.append(float(value))
+        except ValueError as error:
+            raise InvalidInput(
+                f"{path}, line {number}: lines are `label index:value ...`, got {line[:60]!r}"
+            ) from error
+        rows += [len(labels) - 1] * len(pairs)
+    if not labels:
         raise InvalidInput(f"{path} has no rows: get it again")
-    if not (np.isfinite(table.data).all() and np.isfinite(labels).all()):
+    if not (np.isfinite(values).all() and np.isfinite(labels).all()):
         raise InvalidInput(f"{path} has NaN or Inf: clean the file")
-    low, high = table.indices.min(initial=1), table.indices.max(initial=0)
+    low, high = min(columns, default=1), max(columns, default=0)
     width = high if features is None else features
     if low < 1:
         raise InvalidInput(f"{path}: indices are counted from 1, got {low}")
     if high > width:
         raise InvalidInput(f"{path}: an index is {high}, allowed are 1 to {width}")
-    table.resize(len(labels), width + 1)
-    X = np.ascontiguousarray(table.toarray()[:, 1:])  # there is no feature 0
-    return torch.from_numpy(X), torch.from_numpy(labels.astype(np.float32))
-
-
-def _parse(content: bytes) -> tuple[Any, np.ndarray]:
-    """A sparse matrix whose column j is feature j, and the labels."""
-    from sklearn.datasets import load_svmlight_file
-
-    return load_svmlight_file(BytesIO(content), dtype=np.float32, zero_based=True)  # pyright: ignore
-
-
-def _is_valid(lines: Sequence[bytes]) -> bool:
-    try:
-        _parse(b"\n".join(lines))
-    except (ValueError, OverflowError):
-        return False
-    return True
+    X = np.zeros((len(labels), width), dtype=np.float32)
+    X[rows, np.array(columns, dtype=np.int64) - 1] = values
+    return torch.from_numpy(X), torch.tensor(labels, dtype=torch.float32)
 
 
 def _read_binary(name: str, features: int, test: bool) -> Data:
     """A data set of two classes, which become 0 and 1 in the order of their labels."""
     names = [name, f"{name}.t"] if test else [name]
     aliases = ("{}.txt", "{}.libsvm", "{}.libsvm.gz", "tabular/{}.libsvm.gz")
-    files = store.find_all(name, names, url=URL, aliases=aliases)
+    files = [store.find(name, file, url=URL, aliases=aliases) for file in names]
     tables = [libsvm(file, features) for file in files]
     kinds = tables[0][1].unique()  # sorted
     if len(kinds) != 2:

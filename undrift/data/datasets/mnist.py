@@ -51,14 +51,8 @@ def mnist() -> Data:
 def fashion_mnist() -> Data:
     """Fashion-MNIST: as MNIST, with clothes."""
     train, test, files = _read_split("fashion-mnist", FASHION_URL, "FashionMNIST")
-    return Data(
-        "fashion-mnist",
-        train,
-        test,
-        classes=10,
-        prepare=Normalise((0.2860,), (0.3530,)),
-        checksums=store.checksums(files),
-    )
+    prepare, checksums = Normalise((0.2860,), (0.3530,)), store.checksums(files)
+    return Data("fashion-mnist", train, test, classes=10, prepare=prepare, checksums=checksums)
 
 
 @dataset(
@@ -72,13 +66,10 @@ def mnist_writers() -> Data:
     The test digits are by other writers, so that all `test_clients` are -1; `read_writers` reads who they are.
     """
     train, test, files = _read_split("mnist", MNIST_URL, "MNIST")
-    tables = store.find_all(
-        "mnist",
-        [f"qmnist-{part}-labels-idx2-int.gz" for part in ("train", "test")],
-        url=QMNIST_URL,
-        aliases=("MNIST/raw/{}", "QMNIST/raw/{}"),
-        known_hashes=KNOWN_HASHES.get("mnist"),
-    )
+    tables = [
+        _find("mnist", f"qmnist-{part}-labels-idx2-int.gz", QMNIST_URL, "MNIST", "QMNIST")
+        for part in ("train", "test")
+    ]
     clients, names = number_clients(read_writers(tables[0], train[1].numpy()))
     return Data(
         "mnist-writers",
@@ -159,6 +150,12 @@ def _read_split(
     """Train, test and the files they were read from."""
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     names = [f"{part}-{kind}.gz" for part in ("train", "t10k") for kind in kinds]
-    hashes, aliases = KNOWN_HASHES.get(dataset), [f"{torchvision}/raw/{{}}"]
-    files = store.find_all(dataset, names, url=url, aliases=aliases, known_hashes=hashes)
+    files = [_find(dataset, name, url, torchvision) for name in names]
     return read_images(*files[:2]), read_images(*files[2:]), files
+
+
+def _find(dataset: str, name: str, url: str, *torchvision: str) -> Path:
+    """A file, which may also be in a folder where torchvision keeps it."""
+    aliases = [f"{folder}/raw/{name}" for folder in torchvision]
+    known_hash = KNOWN_HASHES.get(dataset, {}).get(name)
+    return store.find(dataset, name, known_hash=known_hash, url=url, aliases=aliases)

@@ -43,8 +43,8 @@ def heart() -> Data:
     Two thirds of each hospital's rows, drawn with a fixed seed, are for training.
     """
     names = [f"processed.{hospital}.data" for hospital in HOSPITALS]
-    aliases = ("heart_{}", "tabular/heart_{}")
-    files = store.find_all("heart", names, url=f"{URL}heart-disease/", aliases=aliases)
+    url, aliases = f"{URL}heart-disease/", ("heart_{}", "tabular/heart_{}")
+    files = [store.find("heart", name, url=url, aliases=aliases) for name in names]
     tables = [read_hospital(file) for file in files]
     X, Y = (np.concatenate(parts) for parts in zip(*tables, strict=True))
     clients = np.repeat(np.arange(len(tables)), [len(labels) for _, labels in tables])
@@ -91,7 +91,7 @@ def parkinsons() -> Data:
     training.
     """
     url = f"{URL}parkinsons/telemonitoring/"
-    [path] = store.find_all("parkinsons", ["parkinsons_updrs.data"], url=url, aliases=PACKED)
+    path = store.find("parkinsons", "parkinsons_updrs.data", url=url, aliases=PACKED)
     (_, header), *rows = _read_rows(path, 22)
     left_out = ("subject#", *SCORES)
     if not set(left_out) <= set(header):
@@ -122,8 +122,8 @@ def adult() -> Data:
     Six numbers, standardised by the training rows, then the eight other columns one-hot, `?` being a category like others.
     No natural clients.
     """
-    names = ("adult.data", "adult.test")
-    files = store.find_all("adult", names, url=f"{URL}adult/", aliases=PACKED)
+    names, url = ("adult.data", "adult.test"), f"{URL}adult/"
+    files = [store.find("adult", name, url=url, aliases=PACKED) for name in names]
     (columns, y), (test_columns, test_y) = (_read_adult(file) for file in files)
     train = np.arange(len(y) + len(test_y)) < len(y)
     blocks = []
@@ -137,13 +137,11 @@ def adult() -> Data:
             raise InvalidInput(f"{files[1]}: {name} {str(new[0])!r} is not in {files[0].name}")
         blocks.append(both == kinds)
     X = np.concatenate(blocks, axis=1).astype(np.float32)
-    return Data(
-        "adult",
-        (torch.from_numpy(X[train]), torch.from_numpy(y)),
-        (torch.from_numpy(X[~train]), torch.from_numpy(test_y)),
-        classes=2,
-        checksums=store.checksums(files),
+    pair, test_pair = (
+        (torch.from_numpy(X[rows]), torch.from_numpy(labels))
+        for rows, labels in ((train, y), (~train, test_y))
     )
+    return Data("adult", pair, test_pair, classes=2, checksums=store.checksums(files))
 
 
 def _read_adult(path: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
