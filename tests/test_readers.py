@@ -525,7 +525,7 @@ def test_gzip_gone_wrong(home: Path) -> None:
 def small_mnist(folder: Path, n: int = 6) -> dict[str, np.ndarray]:
     """Files in MNIST's layout, with QMNIST tables; three writers, of whom one is in test."""
     random = np.random.default_rng(0)
-    made = {}
+    arrays = {}
     for part, qmnist in (("train", "train"), ("t10k", "test")):
         pixels = random.integers(0, 256, (n, 4, 5), dtype=np.uint8)
         labels = random.integers(0, 10, n, dtype=np.uint8)
@@ -535,17 +535,17 @@ def small_mnist(folder: Path, n: int = 6) -> dict[str, np.ndarray]:
         write(folder / f"{part}-images-idx3-ubyte.gz", gzip.compress(idx(pixels)))
         write(folder / f"{part}-labels-idx1-ubyte.gz", gzip.compress(idx(labels)))
         write(folder / f"qmnist-{qmnist}-labels-idx2-int.gz", gzip.compress(idx(table)))
-        made |= {f"{part}-pixels": pixels, f"{part}-labels": labels}
-    return made
+        arrays |= {f"{part}-pixels": pixels, f"{part}-labels": labels}
+    return arrays
 
 
 @pytest.mark.parametrize("folder", ["mnist", ".", "MNIST/raw"])
 def test_mnist_layout(home: Path, folder: str) -> None:
-    made = small_mnist(home / folder)
+    arrays = small_mnist(home / folder)
     data = load("mnist-writers")
     assert data.test is not None and data.clients is not None and data.test_clients is not None
-    assert np.array_equal(data.train[0].squeeze(1).numpy(), made["train-pixels"])
-    assert np.array_equal(data.test[1].numpy(), made["t10k-labels"])
+    assert np.array_equal(data.train[0].squeeze(1).numpy(), arrays["train-pixels"])
+    assert np.array_equal(data.test[1].numpy(), arrays["t10k-labels"])
     assert data.client_names == ("700", "701")
     assert data.clients.tolist() == [0, 1, 0, 1, 0, 1]
     assert data.test_clients.tolist() == [0, 1, -1, 0, 1, -1]
