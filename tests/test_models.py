@@ -66,7 +66,7 @@ CASES = {
 EVERY = pytest.mark.parametrize("name", CASES)
 
 
-def made(name: str) -> nn.Module:
+def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     return CASES[name].make()
 
@@ -87,7 +87,7 @@ def count(net: nn.Module) -> int:
 
 @EVERY
 def test_parameters(name: str) -> None:
-    case, net = CASES[name], made(name)
+    case, net = CASES[name], build(name)
     assert count(net) == case.parameters == (case.hand or case.parameters)
     assert FlatModel(net).x0.numel() == case.parameters
     assert not list(net.buffers())
@@ -95,7 +95,7 @@ def test_parameters(name: str) -> None:
 
 @EVERY
 def test_output_has_a_score_a_class_and_the_input_stays(name: str) -> None:
-    case, net = CASES[name], made(name).eval()
+    case, net = CASES[name], build(name).eval()
     X, Y = batch(name, 2)
     before = X.clone()
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_output_has_a_score_a_class_and_the_input_stays(name: str) -> None:
 
 @EVERY
 def test_gradient_of_the_flat_model_is_autograds(name: str) -> None:
-    net = made(name).double().eval()  # nothing is dropped
+    net = build(name).double().eval()  # nothing is dropped
     flat, (X, Y) = FlatModel(net), batch(name, 2, torch.float64)
     F.cross_entropy(net(X), Y).backward()
     expected = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
@@ -123,7 +123,7 @@ def test_gradient_of_the_flat_model_is_autograds(name: str) -> None:
 @EVERY
 def test_one_step_of_a_federation_lowers_the_loss(name: str) -> None:
     data = batch(name, 4)
-    problem = ud.federate(data, model=made(name), loss=F.cross_entropy, clients=ud.IID(2))
+    problem = ud.federate(data, model=build(name), loss=F.cross_entropy, clients=ud.IID(2))
     result = ud.run(ud.FedAvg(), problem, rounds=1, local=ud.Local(steps=1, lr=0.001))
     assert result.history[0].metrics["loss"] < problem.evaluate(problem.x0)["loss"]
 
@@ -138,7 +138,7 @@ def test_resnet20_shortcuts_subsample_and_pad() -> None:
 
 def spread(name: str, kind: type[nn.Module], expected: Callable[[Tensor], float]) -> list[float]:
     """The standard deviations of the larger weights of a model, over the expected ones."""
-    layers: list[Any] = [m for m in made(name).modules() if isinstance(m, kind)]
+    layers: list[Any] = [m for m in build(name).modules() if isinstance(m, kind)]
     weights: list[Tensor] = [m.weight.detach() for m in layers if m.weight.numel() > 2000]
     return [float(w.std()) / expected(w) for w in weights]
 

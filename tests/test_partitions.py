@@ -1,7 +1,11 @@
-"""Partitions: every sample dealt once, nobody left empty, the same from the same seed, bounded in time."""
+"""Partitions: every sample dealt once, nobody left empty, the same from the same seed, bounded in time; your own."""
 
 import time
+import tomllib
 import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from undrift.data.partitions import Parts, Samples
+from undrift.data.assignment import PARTITIONS, ClientIndices, Samples, assign_clients
+from undrift.experiments.config.federation import federation
 
 
 def samples(n: int, classes: int, seed: int) -> Samples:
@@ -64,7 +69,7 @@ def test_every_sample_is_dealt_once(name: str, N: int, n: int, classes: int, see
     assert (again.index == parts.index).all() and (again.sizes == parts.sizes).all()
 
 
-def labels_held(parts: Parts, labels: np.ndarray | None) -> list[int]:
+def labels_held(parts: ClientIndices, labels: np.ndarray | None) -> list[int]:
     assert labels is not None
     return [len(set(labels[parts.of(i)])) for i in range(parts.N)]
 
@@ -196,3 +201,210 @@ def test_a_million_clients_cost_little() -> None:
     result = ud.run(ud.Scaffold(), problem, rounds=3, evaluate_every=3, **settings)
     assert len(result.state.clients) <= 30
     problem.describe()
+
+
+# --- your own partition ------------------------------------------------------------------------------------------
+
+TEN = Samples(10, np.arange(10) % 3)
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    """Partitions that a test registers are forgotten after it."""
+    known = dict(PARTITIONS)
+    yield
+    PARTITIONS.clear()
+    PARTITIONS.update(known)
+
+
+def returning(value: Any, **options: Any) -> Any:
+    """A partition into four clients whose `split` returns this."""
+
+    @ud.partition("custom", **options)
+    class Custom:
+        N: int = ud.hyper(default=4, within="[1, inf)")
+
+        def split(self, samples: Samples, seed: int) -> Any:
+            return value(samples, seed) if callable(value) else value
+
+    return Custom()
+
+
+def test_a_custom_partition_is_a_frozen_dataclass_of_checked_parameters() -> None:
+    custom = type(returning([[0]]))
+    assert custom(3) == custom(N=3) and hash(custom(3)) == hash(custom(3))
+    assert repr(custom(3)).endswith("Custom(N=3)") and PARTITIONS["custom"] is custom
+    with pytest.raises(ud.InvalidInput, match=r"Custom: N must lie in \[1, inf\), got 0"):
+        custom(0)
+    with pytest.raises(AttributeError):
+        custom(3).N = 4
+
+    @ud.partition("even")
+    class Even:
+        number: int
+
+        def __post_init__(self) -> None:
+            if self.number % 2:
+                raise ud.InvalidInput(f"an even number of clients, got {self.number}")
+
+        def split(self, samples: Samples, seed: int) -> Any:
+            return np.arange(samples.n) % self.number
+
+    assert Even(2).split(TEN, 0).of(1).tolist() == [1, 3, 5, 7, 9]
+    with pytest.raises(ud.InvalidInput, match="an even number of clients, got 3"):
+        Even(3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]],
+        ([0, 4, 8], np.array([1, 5, 9]), range(2, 10, 4), np.arange(10) % 4 == 3),
+        np.arange(10) % 4,
+        torch.arange(10) % 4,
+        [f"client {i % 4}" for i in range(10)],
+        lambda samples, seed: ClientIndices.from_lists([np.arange(i, 10, 4) for i in range(4)]),
+        lambda samples, seed: [np.arange(i, samples.n, 4) for i in range(4)],
+    ],
+)
+def test_what_a_custom_partition_may_return(value: Any) -> None:
+    indices = returning(value).split(TEN, 0)
+    assert isinstance(indices, ClientIndices)
+    assert [indices.of(i).tolist() for i in range(4)] == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
+
+
+def fail(samples: Samples, seed: int) -> Any:
+    raise KeyError("no such label")
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ([[0, 1, 2], [2, 3, 4], [5, 6], [7, 8, 9]],
+         "1 of 10 samples are not held by exactly one client, the first is sample 2, held by 2 clients"),
+        ([[0, 1], [3, 4], [5, 6], [7, 8]], "2 of 10 .* sample 2, held by no client: .*exact=False"),
+        ([[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]], "4 clients were asked for, split returned 3"),
+        (np.arange(10) % 5, "4 clients were asked for, split returned 5"),
+        ([[0, 1, 2], [3, 4], [5, 6], [7, 8, 9, 10]], "client 3 names a sample outside 0 to 9"),
+        ([[0, 1, 2], [3, 4], [5, -6], [7, 8, 9]], "client 2 names a sample outside 0 to 9"),
+        ([[0, 1, 2], [], [3, 4, 5, 6], [7, 8, 9]], "client 1 has no samples"),
+        ([[0, 1, 2], [3, 4.5], [5, 6], [7, 8, 9]], "client 1: sample numbers must be whole"),
+        ([[0, 1, 2], [[3, 4]], [5, 6], [7, 8, 9]], "client 1: give a list .* got 2 dimensions"),
+        (np.arange(8).reshape(4, 2), r"array of shape \[4, 2\] for 10 samples"),
+        (["a"] * 9 + [None], "sample 9 has no client"),
+        (None, "split must return a list with the sample numbers of each client, .* got NoneType"),
+        ({0: [1, 2]}, "split must return a list .* got dict"),
+        ("0123", "split must return a list .* got str"),
+        ((i for i in range(4)), "split must return a list .* got generator"),
+        ([], "split returned no clients"),
+    ],
+)  # fmt: skip
+def test_what_a_custom_partition_must_not_return_is_named_in_a_line(
+    value: Any, message: str
+) -> None:
+    with pytest.raises(ud.InvalidInput, match=f"^partition 'custom': .*{message}") as caught:
+        returning(value).split(TEN, 0)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ud.InvalidInput, match=message):  # and before any training
+        ud.federate(
+            (torch.zeros(10, 2), torch.arange(10) % 3),
+            model=nn.Linear(2, 3),
+            loss=F.cross_entropy,
+            clients=returning(value),
+        )
+
+
+def test_an_error_in_a_custom_partition_names_it() -> None:
+    with pytest.raises(ud.InvalidInput, match="partition 'custom' failed: KeyError: 'no such la"):
+        returning(fail).split(TEN, 0)
+    with pytest.raises(ud.InvalidInput, match="^IID: a client cannot hold 11 of 10 samples"):
+        returning(lambda samples, seed: ud.IID(4, size=11).split(samples, seed)).split(TEN, 0)
+
+
+def test_a_custom_partition_may_share_or_leave_out_samples_if_it_says_so() -> None:
+    indices = returning([[0, 1], [1, 2], [0, 2], [0]], exact=False).split(TEN, 0)
+    assert indices.sizes.tolist() == [2, 2, 2, 1]
+    with pytest.raises(ud.InvalidInput, match="'custom': client 3 names a sample outside"):
+        returning([[0, 1], [1, 2], [0, 2], [10]], exact=False).split(TEN, 0)
+
+
+def test_what_cannot_be_made_a_partition_is_refused() -> None:
+    class Empty:
+        pass
+
+    @dataclass(frozen=True)
+    class Already:
+        def split(self, samples: Samples, seed: int) -> Any: ...
+
+    class Seeded:
+        seed: int
+
+        def split(self, samples: Samples, seed: int) -> Any: ...
+
+    class IID:
+        def split(self, samples: Samples, seed: int) -> Any: ...
+
+    for name, cls, message in [
+        ("x", Empty, r"'x' must be a class with split\(self, samples, seed\)"),
+        ("x", lambda samples: None, "'x' must be a class with split"),
+        ("x", Already, "'x': leave out @dataclass"),
+        ("x", Seeded, "'x': seed is a word of experiments"),
+        ("iid", IID, "there is a partition 'iid' already: choose another name"),
+    ]:
+        with pytest.raises(ud.InvalidInput, match=message):
+            ud.partition(name)(cls)
+    assert "x" not in PARTITIONS and PARTITIONS["iid"] is ud.IID
+
+
+BLOCKS = """
+import numpy as np
+import undrift as ud
+
+@ud.partition("blocks")
+class Blocks:
+    "Consecutive samples in blocks, dealt in turn."
+
+    N: int = ud.hyper(within="[1, inf)")
+    length: int = ud.hyper(default=5, within="[1, inf)")
+
+    def split(self, samples, seed):
+        return np.arange(samples.n) // self.length % self.N
+"""
+
+
+def test_a_custom_partition_in_an_experiment(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BLOCKS)
+    text = f"""
+    rounds = 2
+    use = ["{tmp_path / "own.py"}"]
+    algorithm = "fedavg"
+    participation = {{per_round = 2}}
+    [clients]
+    partition = "blocks"
+    number = 3
+    length = 100
+    """
+    problem = federation(ud.Experiment(**tomllib.loads(text)), seed=0).problem
+    assert problem.N == 3 and problem.samples(1)[:101].tolist() == [*range(100, 200), 400]
+    for words, message in [
+        ({"number": 3, "lenght": 2}, "parameter of blocks: 'lenght'; did you mean 'length'"),
+        ({"number": 3, "length": 0}, r"Blocks: length must lie in \[1, inf\), got 0"),
+        ({"length": 2}, "blocks: say how many clients"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ud.Experiment(
+                algorithm={"name": "fedavg"},  # pyright: ignore[reportArgumentType]
+                clients={"partition": "blocks", **words},  # pyright: ignore[reportArgumentType]
+            )
+    with pytest.raises(ValueError, match="unknown partition 'block'; did you mean 'blocks'"):
+        ud.Experiment(clients={"partition": "block"})  # pyright: ignore[reportArgumentType]
+
+
+def test_clients_that_are_no_partition() -> None:
+    class Column:  # as a pandas column
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.arange(10) % 2
+
+    assert assign_clients(Column(), TEN).sizes.tolist() == [5, 5]
+    with pytest.raises(ud.InvalidInput, match="clients must be a partition .* got 'dirichlet'"):
+        assign_clients("dirichlet", TEN)

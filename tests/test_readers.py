@@ -25,9 +25,9 @@ from torch import nn
 import undrift as ud
 from tests.real import ROOT, real_data
 from undrift.core.errors import InvalidInput
-from undrift.data import images, store, tables, text
-from undrift.data import registry as sets
-from undrift.data.registry import DATASETS, Data, load, reader
+from undrift.data import datasets, registry, store
+from undrift.data.datasets import cifar, federated_vision, har, mnist, shakespeare, uci
+from undrift.data.registry import DATASETS, Data, load
 
 REAL = {  # train, test, clients, classes
     "mnist": (60_000, 10_000, 0, 10),
@@ -54,7 +54,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str, **_: Any) -> Any:
         raise URLError("no network in tests")
 
-    monkeypatch.setattr(store, "opener", refuse)
+    monkeypatch.setattr(store, "open_url", refuse)
 
 
 @pytest.fixture
@@ -64,7 +64,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("UNDRIFT_DATA", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(images, "MD5", {})
+    for reader in (mnist, cifar):
+        monkeypatch.setattr(reader, "KNOWN_HASHES", {})
     return folder
 
 
@@ -162,7 +163,7 @@ def test_mnist_writers_are_qmnists(real: Callable[..., Data]) -> None:
     assert (int(sizes.min()), int(sizes.max()), int(sizes.median())) == (19, 131, 116)
     assert data.test_clients.unique().tolist() == [-1]  # no writer is in both
     path = real_data() / "mnist" / "qmnist-test-labels-idx2-int.gz"
-    others = images.writers(path, data.test[1].numpy())
+    others = mnist.read_writers(path, data.test[1].numpy())
     assert len(np.unique(others)) == 297
     assert not {str(w) for w in others} & set(data.client_names)
 
@@ -202,15 +203,15 @@ def test_shakespeare_windows_are_leafs(real: Callable[..., Data]) -> None:
         mine = (data.clients == role).nonzero().flatten()
         codes = data.prepare(data.train[0][mine[-1:]])[0]
         i = len(mine) - 1
-        assert "".join(text.ALPHABET[c] for c in codes.tolist()) == said[i : i + 80]
-        assert text.ALPHABET[int(data.train[1][mine[-1]])] == said[i + 80]
+        assert "".join(shakespeare.ALPHABET[c] for c in codes.tolist()) == said[i : i + 80]
+        assert shakespeare.ALPHABET[int(data.train[1][mine[-1]])] == said[i + 80]
         theirs = (data.test_clients == role).nonzero().flatten()
-        assert text.ALPHABET[int(data.test[1][theirs[0]])] == said[i + 81]
+        assert shakespeare.ALPHABET[int(data.test[1][theirs[0]])] == said[i + 81]
 
 
 def test_a_test_target_is_in_no_training_window(real: Callable[..., Data]) -> None:
     for data in (real("shakespeare"), real("tinyshakespeare")):
-        assert data.test is not None and isinstance(data.prepare, text.Windows)
+        assert data.test is not None and isinstance(data.prepare, shakespeare.Windows)
         seen = torch.zeros(len(data.prepare.text), dtype=torch.bool)
         for step in range(81):
             seen[data.train[0].long() + step] = True
@@ -222,9 +223,9 @@ def test_tinyshakespeare_has_its_text_and_alphabet(real: Callable[..., Data]) ->
     path = real_data() / "shakespeare" / "tinyshakespeare.txt.gz"
     whole = store.read_text(path)
     assert hashlib.sha256(whole.encode()).hexdigest().startswith("86c4e6aa9db7c042")
-    assert "".join(sorted(set(whole))) == text.TINY_ALPHABET
-    assert len(set(text.ALPHABET)) == 80
-    said = text.speakers(whole)
+    assert "".join(sorted(set(whole))) == shakespeare.TINY_ALPHABET
+    assert len(set(shakespeare.ALPHABET)) == 80
+    said = shakespeare.group_by_speaker(whole)
     assert len(said) == 309
     assert said["SAMPSON"].startswith("Gregory, o' my word")  # after an empty line too many
 
@@ -237,7 +238,7 @@ def test_hapt_windows(real: Callable[..., Data]) -> None:
     share = data.test_clients.bincount() / (data.clients.bincount() + data.test_clients.bincount())
     assert 0.08 < float(share.min()) and float(share.max()) < 0.13
     with np.load(real_data() / "har" / "hapt_int16.npz", allow_pickle=False) as file:
-        first = file["x"][:, :128] * tables.SENSOR_UNITS[:, None]
+        first = file["x"][:, :128] * har.SENSOR_UNITS[:, None]
     assert data.test_clients[0] == 0  # person 1 begins with five windows for testing
     assert np.abs(data.test[0][0].numpy() - first).max() < 1e-6
 
@@ -282,7 +283,7 @@ def test_libsvm_sets(real: Callable[..., Data]) -> None:
     for name, (width, positive) in positives.items():
         X, y = real(name).train
         assert X.shape[1] == width and X.dtype == torch.float32 and int(y.sum()) == positive
-    _, labels = tables.libsvm(real_data() / "tabular" / "mushrooms.libsvm.gz")
+    _, labels = ud.libsvm(real_data() / "tabular" / "mushrooms.libsvm.gz")
     assert labels.unique().tolist() == [1.0, 2.0]
 
 
@@ -304,8 +305,8 @@ def test_a_real_set_trains(real: Callable[..., Data]) -> None:
 
 def test_every_name_has_a_reader() -> None:
     for name, source in DATASETS.items():
-        assert source.module in ("images", "text", "tables", "synthetic"), name
-        assert callable(reader(name)) and source.about, name
+        assert source.read.__module__.startswith("undrift.data.datasets."), name
+        assert callable(source.read) and source.about, name
 
 
 def test_unknown_names_and_options() -> None:
@@ -319,9 +320,42 @@ def test_unknown_names_and_options() -> None:
         load("cifar100", labels="medium")
 
 
+def test_a_custom_reader_is_held_to_its_name_and_its_type() -> None:
+    X, y = torch.zeros(2, 1), torch.tensor([0, 1])
+
+    @ud.dataset("custom", about="two samples")
+    def custom(as_data: bool = True) -> Any:
+        return Data("custom", (X, y), None) if as_data else (X, y)
+
+    try:
+        assert load("custom").about == "two samples"
+        assert ud.dataset("custom", about="again")(custom) is custom  # a cell that is run twice
+        with pytest.raises(InvalidInput, match="'custom': its reader must return a ud.Data, got t"):
+            load("custom", as_data=False)
+        with pytest.raises(InvalidInput, match="there is a data set 'custom' already"):
+            ud.dataset("custom")(lambda: None)
+    finally:
+        DATASETS.pop("custom")
+
+
+def test_a_table_with_column_names() -> None:
+    class Dataset:  # as Hugging Face's
+        column_names = ["x", "y", "who"]
+
+        def __getitem__(self, name: str) -> list[Any]:
+            return {"x": [0.5, 1.5], "y": [True, False], "who": [7, 3]}[name]
+
+    data = ud.from_table(Dataset(), ["x"], "y", "who")
+    assert data.client_names == ("3", "7") and data.clients is not None
+    assert data.clients.tolist() == [1, 0] and data.train[1].tolist() == [1, 0]
+    with pytest.raises(InvalidInput, match="unknown column 'keys'.* Known: who, x, y"):
+        ud.from_table(Dataset(), "keys", "y")
+
+
 def test_importing_is_lazy() -> None:
     code = (
-        "import sys, undrift, undrift.data.registry, undrift.data.images, undrift.data.text, undrift.data.tables;"
+        "import sys, undrift, undrift.data.datasets;"
+        "assert 'undrift.data.datasets.uci' in sys.modules;"
         "print([m for m in ('h5py', 'PIL', 'sklearn') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -331,8 +365,9 @@ def test_importing_is_lazy() -> None:
 
 
 def test_nothing_is_unpickled(home: Path) -> None:
-    for module in (store, sets, images, text, tables):
-        source = Path(str(module.__file__)).read_text()
+    readers = Path(str(datasets.__file__)).parent.glob("*.py")
+    for file in (Path(store.__file__), Path(registry.__file__), *readers):
+        source = file.read_text()
         assert "import pickle" not in source and "allow_pickle=True" not in source
         assert "torch.load" not in source
         loads = re.findall(r"np\.load\([^)]*\)", source)
@@ -363,7 +398,7 @@ def test_data_check_themselves() -> None:
         (lambda: Data("a", (X / 0, y), None), "train inputs have NaN or Inf"),
         (lambda: Data("a", (X, y), None, clients, client_names=("p",)), "for 1 client names"),
         (lambda: Data("a", (X, y), None, -clients, client_names=("p", "q")), "clients go from -1"),
-        (lambda: Data("a", (X, y), None, clients[:2], client_names=("p",)), "one a sample"),
+        (lambda: Data("a", (X, y), None, clients[:2], client_names=("p",)), "one per sample"),
         (lambda: Data("a", (X, y), None, test_clients=clients), "test_clients must be"),
         (lambda: Data("a", (X, y), (X, y - 1), classes=3), "test labels go from -1"),
     ]:
@@ -389,7 +424,7 @@ def served(
         asked.append(url)
         return Answer(content, promised)
 
-    monkeypatch.setattr(store, "opener", give)
+    monkeypatch.setattr(store, "open_url", give)
     return asked
 
 
@@ -420,19 +455,23 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_a_wrong_checksum_names_file_and_both(home: Path) -> None:
     path = write(home / "f.txt", "hello")
     md5, sha256 = hashlib.md5(b"hello").hexdigest(), hashlib.sha256(b"hello").hexdigest()
-    assert store.find("set", "f.txt", md5=md5, sha256=sha256) == path
+    for known in (f"md5:{md5}", f"sha256:{sha256}"):
+        assert store.find("set", "f.txt", known_hash=known) == path
     with pytest.raises(InvalidInput, match=f"f.txt: its md5 is {md5}, .* is 0000: .*delete it"):
-        store.find("set", "f.txt", md5="0000")
+        store.find("set", "f.txt", known_hash="md5:0000")
     with pytest.raises(InvalidInput, match=f"its sha256 is {sha256}, .* is 0000"):
-        store.find("set", "f.txt", sha256="0000")
+        store.find("set", "f.txt", known_hash="sha256:0000")
 
 
 def test_download(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = served(monkeypatch, b"hello", promised=5)
-    md5 = hashlib.md5(b"hello").hexdigest()
+    known_hash = f"md5:{hashlib.md5(b'hello').hexdigest()}"
     path = tmp_path / "cache" / "undrift" / "set" / "f.txt"
     for _ in range(2):  # the second time it is there
-        assert store.find("set", "f.txt", url="https://example.org/f.txt", md5=md5) == path
+        assert (
+            store.find("set", "f.txt", url="https://example.org/f.txt", known_hash=known_hash)
+            == path
+        )
         assert path.read_bytes() == b"hello"
     assert asked == ["https://example.org/f.txt"]
     assert [p.name for p in path.parent.iterdir()] == ["f.txt"]
@@ -444,7 +483,8 @@ def test_a_bad_download_leaves_nothing(
     cache = tmp_path / "cache" / "undrift" / "set"
     served(monkeypatch, b"hell")
     with pytest.raises(InvalidInput, match="https://example.org/f .*its md5 is .* is 5d41402a"):
-        store.find("set", "f", url="https://example.org/f", md5="5d41402abc4b2a76b9719d911017c592")
+        known_hash = "md5:5d41402abc4b2a76b9719d911017c592"
+        store.find("set", "f", url="https://example.org/f", known_hash=known_hash)
     assert list(cache.iterdir()) == []
     served(monkeypatch, b"hell", promised=5)
     with pytest.raises(store.DataMissing, match="4 of 5 bytes arrived"):
@@ -454,13 +494,13 @@ def test_a_bad_download_leaves_nothing(
 
 def test_what_is_missing_is_named(home: Path, tmp_path: Path) -> None:
     with pytest.raises(store.DataMissing) as caught:
-        store.find("set", "f.gz", md5="5d41", url="https://example.org/f.gz")
+        store.find("set", "f.gz", known_hash="md5:5d41", url="https://example.org/f.gz")
     for part in ("f.gz", "md5 5d41", "https://example.org/f.gz", "no network in tests"):
         assert part in str(caught.value)
     for folder in (home / "set", home, tmp_path / "cache" / "undrift" / "set"):
         assert str(folder) in str(caught.value)
     with pytest.raises(store.DataMissing, match="bake it"):
-        store.find("set", "f.gz", home="bake it")
+        store.find("set", "f.gz", hint="bake it")
     for name in set(DATASETS) - {"digits", "synthetic"}:
         with pytest.raises(store.DataMissing, match=str(home)):
             load(name)
@@ -485,7 +525,7 @@ def test_gzip_gone_wrong(home: Path) -> None:
 def small_mnist(folder: Path, n: int = 6) -> dict[str, np.ndarray]:
     """Files in MNIST's layout, with QMNIST tables; three writers, of whom one is in test."""
     random = np.random.default_rng(0)
-    made = {}
+    arrays = {}
     for part, qmnist in (("train", "train"), ("t10k", "test")):
         pixels = random.integers(0, 256, (n, 4, 5), dtype=np.uint8)
         labels = random.integers(0, 10, n, dtype=np.uint8)
@@ -495,17 +535,17 @@ def small_mnist(folder: Path, n: int = 6) -> dict[str, np.ndarray]:
         write(folder / f"{part}-images-idx3-ubyte.gz", gzip.compress(idx(pixels)))
         write(folder / f"{part}-labels-idx1-ubyte.gz", gzip.compress(idx(labels)))
         write(folder / f"qmnist-{qmnist}-labels-idx2-int.gz", gzip.compress(idx(table)))
-        made |= {f"{part}-pixels": pixels, f"{part}-labels": labels}
-    return made
+        arrays |= {f"{part}-pixels": pixels, f"{part}-labels": labels}
+    return arrays
 
 
 @pytest.mark.parametrize("folder", ["mnist", ".", "MNIST/raw"])
 def test_mnist_layout(home: Path, folder: str) -> None:
-    made = small_mnist(home / folder)
+    arrays = small_mnist(home / folder)
     data = load("mnist-writers")
     assert data.test is not None and data.clients is not None and data.test_clients is not None
-    assert np.array_equal(data.train[0].squeeze(1).numpy(), made["train-pixels"])
-    assert np.array_equal(data.test[1].numpy(), made["t10k-labels"])
+    assert np.array_equal(data.train[0].squeeze(1).numpy(), arrays["train-pixels"])
+    assert np.array_equal(data.test[1].numpy(), arrays["t10k-labels"])
     assert data.client_names == ("700", "701")
     assert data.clients.tolist() == [0, 1, 0, 1, 0, 1]
     assert data.test_clients.tolist() == [0, 1, -1, 0, 1, -1]
@@ -513,7 +553,8 @@ def test_mnist_layout(home: Path, folder: str) -> None:
 
 
 def test_published_checksums_are_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MD5", {"mnist": {"t10k-labels-idx1-ubyte.gz": "ec29112d"}})
+    hashes = {"mnist": {"t10k-labels-idx1-ubyte.gz": "md5:ec29112d"}}
+    monkeypatch.setattr(mnist, "KNOWN_HASHES", hashes)
     small_mnist(home / "mnist")
     with pytest.raises(InvalidInput, match="t10k-labels-idx1-ubyte.gz: its md5 is .*ec29112d"):
         load("mnist")
@@ -521,9 +562,9 @@ def test_published_checksums_are_asked_for(home: Path, monkeypatch: pytest.Monke
 
 def test_idx_gone_wrong(home: Path) -> None:
     good = idx(np.arange(6, dtype=np.uint8))
-    assert images.read_idx(write(home / "f", good)).tolist() == [0, 1, 2, 3, 4, 5]
+    assert mnist.read_idx(write(home / "f", good)).tolist() == [0, 1, 2, 3, 4, 5]
     numbers = np.array([[1, -2]], dtype=np.int32)
-    assert np.array_equal(images.read_idx(write(home / "f", idx(numbers))), numbers)
+    assert np.array_equal(mnist.read_idx(write(home / "f", idx(numbers))), numbers)
     for wrong, message in [
         (b"", "begins with nothing"),
         (b"\0\0\x0b\1" + good[4:], "f is not an idx file: it begins with 00000b01"),
@@ -533,7 +574,7 @@ def test_idx_gone_wrong(home: Path) -> None:
         (good + b"\0", "but 7 bytes follow"),
     ]:
         with pytest.raises(InvalidInput, match=message):
-            images.read_idx(write(home / "f", wrong))
+            mnist.read_idx(write(home / "f", wrong))
 
 
 def test_mnist_files_that_do_not_belong_together(home: Path) -> None:
@@ -543,18 +584,18 @@ def test_mnist_files_that_do_not_belong_together(home: Path) -> None:
         (np.array([0, 10, 1], dtype=np.uint8), "sample 1 has label 10, allowed are 0 to 9"),
     ]:
         with pytest.raises(InvalidInput, match=message):
-            images.labelled_images(pixels, write(home / "y", idx(labels)))
+            mnist.read_images(pixels, write(home / "y", idx(labels)))
     with pytest.raises(InvalidInput, match=r"images are bytes \[n, h, w\]"):
-        images.labelled_images(write(home / "y", idx(np.zeros(2, dtype=np.uint8))), pixels)
+        mnist.read_images(write(home / "y", idx(np.zeros(2, dtype=np.uint8))), pixels)
     table = np.zeros((3, 8), dtype=np.int32)
     path = write(home / "q", idx(table))
     with pytest.raises(InvalidInput, match="1 classes are not those .* row 1"):
-        images.writers(path, np.array([0, 5, 0]))
+        mnist.read_writers(path, np.array([0, 5, 0]))
     with pytest.raises(InvalidInput, match="has no writers for 4 digits"):
-        images.writers(path, np.zeros(4))
+        mnist.read_writers(path, np.zeros(4))
     table[2, 2] = -1
     with pytest.raises(InvalidInput, match="row 2 has no writer"):
-        images.writers(write(home / "q", idx(table)), np.zeros(3))
+        mnist.read_writers(write(home / "q", idx(table)), np.zeros(3))
 
 
 def small_cifar(coarse: bool) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
@@ -671,7 +712,7 @@ def test_inaturalist_layout(home: Path) -> None:
         "user_id,image_id,class,label\nann,one,0,5\nbob,Aves/Tit/two.jpg,1,6\nann,three,1,6\n",
     )
     data = load("inaturalist", test=None, size=2)
-    assert data.clients is not None and isinstance(data.prepare, images.ImageFiles)
+    assert data.clients is not None and isinstance(data.prepare, federated_vision.ImageFiles)
     assert data.client_names == ("ann", "bob") and data.clients.tolist() == [0, 1, 0]
     assert [p.stem for p in data.prepare.paths] == ["one", "two", "three"]
     write(table, "user_id,image_id,class\nann,two,0\n")
@@ -718,7 +759,7 @@ def test_image_tables_gone_wrong(home: Path) -> None:
 
 
 def sentence_of(n: int, offset: int = 0) -> str:
-    return "".join(text.ALPHABET[1 + (i * 7 + offset) % 79] for i in range(n))
+    return "".join(shakespeare.ALPHABET[1 + (i * 7 + offset) % 79] for i in range(n))
 
 
 def leaf_json(users: dict[str, Any], counts: list[int]) -> str:
@@ -743,8 +784,8 @@ def test_leaf_raw_layout(home: Path) -> None:
     assert data.clients.tolist() == [0] * 18 + [1] * 2
     assert data.test_clients.tolist() == [0, 0, 1]
     last = data.prepare(data.test[0])[-1].tolist()
-    assert "".join(text.ALPHABET[c] for c in last) == said["C"][2:82]
-    assert text.ALPHABET[int(data.test[1][-1])] == said["C"][82]
+    assert "".join(shakespeare.ALPHABET[c] for c in last) == said["C"][2:82]
+    assert shakespeare.ALPHABET[int(data.test[1][-1])] == said["C"][82]
     path = home / "shakespeare" / "all_data.json"
     assert same(data, load("shakespeare", path=path))
 
@@ -765,8 +806,8 @@ def test_leaf_sampled_layout(home: Path) -> None:
     assert data.clients.tolist() == [0, 0, 0, 0, 0, 1, 1, 2]
     assert data.test_clients.tolist() == [1, -1, -1]
     read = data.prepare(data.train[0]).tolist()
-    assert "".join(text.ALPHABET[c] for c in read[4]) == sampled(2, 50)["x"][1]
-    assert text.ALPHABET[int(data.train[1][4])] == sampled(2, 50)["y"][1]
+    assert "".join(shakespeare.ALPHABET[c] for c in read[4]) == sampled(2, 50)["x"][1]
+    assert shakespeare.ALPHABET[int(data.train[1][4])] == sampled(2, 50)["y"][1]
     assert set(data.checksums) == {"train/1.json", "train/2.json", "test/1.json"}
     assert same(data, load("shakespeare", path=folder))
 
@@ -807,7 +848,7 @@ def test_tinyshakespeare_layout(home: Path) -> None:
     assert data.test is not None and data.prepare is not None
     assert data.client_names == ("A",) and len(data.train[0]) + len(data.test[0]) == 11
     last = data.prepare(data.test[0])[0].tolist()
-    assert "".join(text.TINY_ALPHABET[c] for c in last) == "hree"
+    assert "".join(shakespeare.TINY_ALPHABET[c] for c in last) == "hree"
     write(home / "tinyshakespeare" / "input.txt", "A\nOne two.\n")
     with pytest.raises(InvalidInput, match="begins with 'A'; each must begin with a line `Name:`"):
         load("tinyshakespeare")
@@ -968,7 +1009,7 @@ HEART_ROW = "63.0,1.0,4.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,?,?,?,3"
 
 
 def test_heart_layout(home: Path) -> None:
-    for i, hospital in enumerate(tables.HOSPITALS):
+    for i, hospital in enumerate(uci.HOSPITALS):
         healthy = HEART_ROW.replace("63.0", f"{30 + i}").replace("?,3", "?,0")
         unknown = HEART_ROW.replace("233.0", "?")
         rows = [HEART_ROW, healthy, unknown, HEART_ROW.replace("4.0", "1")]
@@ -977,7 +1018,7 @@ def test_heart_layout(home: Path) -> None:
     assert data.clients is not None and data.test is not None
     assert data.clients.tolist() == [0, 0, 1, 1, 2, 2, 3, 3] and len(data.test[0]) == 4
     assert data.train[0].isfinite().all()  # columns that do not vary too
-    features, labels = tables.heart_rows(home / "heart" / "processed.va.data")
+    features, labels = uci.read_hospital(home / "heart" / "processed.va.data")
     assert features[0].tolist() == [63, 1, 0, 0, 1, 145, 233, 1, 0, 1, 150, 0, 2.3]
     assert labels.tolist() == [1, 0, 1]
 
@@ -993,7 +1034,7 @@ def test_heart_gone_wrong(home: Path) -> None:
         ("\n", "va.data is empty"),
     ]:
         with pytest.raises(InvalidInput, match=message):
-            tables.heart_rows(write(home / "va.data", row))
+            uci.read_hospital(write(home / "va.data", row))
 
 
 def small_parkinsons(change: Callable[[list[str]], list[str]] = lambda lines: lines) -> str:
@@ -1062,9 +1103,10 @@ def test_libsvm_format(home: Path) -> None:
     path = write(
         home / "f", gzip.compress(b"+1 1:0.5 3:2\n\n-1 # nothing\n2.5 2:1e-1 # a comment\n")
     )
-    X, y = tables.libsvm(path)
+    X, y = ud.libsvm(path)
     assert X.tolist() == [[0.5, 0, 2], [0, 0, 0], [0, pytest.approx(0.1), 0]]
-    assert y.tolist() == [1, -1, 2.5] and tables.libsvm(str(path), features=5)[0].shape == (3, 5)
+    assert ud.libsvm(write(home / "g", "1 3:3 1:1\n"))[0].tolist() == [[1, 0, 3]]
+    assert y.tolist() == [1, -1, 2.5] and ud.libsvm(str(path), features=5)[0].shape == (3, 5)
     for content, message in [
         ("", "f has no rows"),
         ("1 0:1", "indices are counted from 1, got 0"),
@@ -1075,9 +1117,9 @@ def test_libsvm_format(home: Path) -> None:
         ("inf 1:1", "f has NaN or Inf"),
     ]:
         with pytest.raises(InvalidInput, match=message):
-            tables.libsvm(write(home / "f", content))
+            ud.libsvm(write(home / "f", content))
     with pytest.raises(InvalidInput, match="an index is 3, allowed are 1 to 2"):
-        tables.libsvm(write(home / "f", "1 3:1"), features=2)
+        ud.libsvm(write(home / "f", "1 3:1"), features=2)
 
 
 def test_libsvm_sets_with_their_test_file(home: Path) -> None:

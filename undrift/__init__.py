@@ -8,8 +8,9 @@ from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure,
 from undrift.core.hyper import algorithm, hyper, method
 from undrift.core.records import nbytes, record
 from undrift.core.work import Work
-from undrift.data.adapt import from_table
+from undrift.data.assignment import Partition, partition
 from undrift.data.augment import CropFlip
+from undrift.data.datasets.libsvm import libsvm
 from undrift.data.partitions import (
     IID,
     ClassDirichlet,
@@ -17,13 +18,12 @@ from undrift.data.partitions import (
     Dirichlet,
     FeatureSkew,
     Natural,
-    Partition,
     QuantitySkew,
     Shards,
     Similarity,
 )
 from undrift.data.registry import DATASETS, Data, dataset, load
-from undrift.data.tables import libsvm
+from undrift.data.tables import from_table
 from undrift.experiments.config import Experiment
 from undrift.local.settings import Geometric, Local
 from undrift.metrics import Probe, metric
@@ -130,6 +130,7 @@ __all__ = [
     "model",
     "models",
     "nbytes",
+    "partition",
     "record",
     "rounds",
     "run",

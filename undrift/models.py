@@ -15,12 +15,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift.core.errors import InvalidInput
+from undrift.data.registry import check_name
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
+
+MODELS: dict[str, Callable[..., nn.Module]] = {}
+
+
+def model(make: Make) -> Make:
+    """Register a function that returns an nn.Module as a model that experiments know by its name.
+
+    Parameters called inputs, classes, channels or size are filled in from the data.
+
+    >>> @model
+    ... def wide(inputs: int, classes: int) -> nn.Module:
+    ...     return mlp(inputs, 1000, classes)
+    >>> MODELS.pop("wide").__name__
+    'wide'
+    """
+    check_name("model", make.__name__, MODELS.get(make.__name__), make)
+    MODELS[make.__name__] = make
+    return make
+
 
 # dense
 
 
+@model
 def mlp(*sizes: int) -> nn.Module:
     """Linear layers with ReLU in between, on flattened inputs.
 
@@ -38,6 +59,7 @@ def mlp(*sizes: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+@model
 def logistic(inputs: int, classes: int) -> nn.Module:
     """Logistic regression on flattened inputs; (60, 10) on Synthetic (Wang et al. 2020): 610 parameters."""
     return mlp(inputs, classes)
@@ -46,6 +68,7 @@ def logistic(inputs: int, classes: int) -> nn.Module:
 # convolutions
 
 
+@model
 def lenet(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
     """The LeNet-like CNN of Zaccone et al. (GHBM): 797,962 parameters for 10 classes, 815,332 for 100.
 
@@ -67,6 +90,7 @@ def lenet(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
     )
 
 
+@model
 def cnn_pfl(classes: int = 10) -> nn.Module:
     """The CIFAR CNN of pfl-research (Granqvist et al. 2024): 1,626,442 parameters for 10 classes.
 
@@ -90,6 +114,7 @@ def cnn_pfl(classes: int = 10) -> nn.Module:
     return net
 
 
+@model
 def vgg11(classes: int = 10) -> nn.Module:
     """VGG-11 for 32 x 32 images, no normalisation (FedNova, Wang et al. 2020): 9,750,922 parameters for 10 classes.
 
@@ -145,45 +170,49 @@ class Subsample(nn.Module):
         return F.pad(pixels, (0, 0, 0, 0, self.before, self.after))
 
 
+@model
 def resnet20(classes: int = 10) -> nn.Module:
     """ResNet-20 of He et al. (2016) for CIFAR, with GroupNorm(2), as in Zaccone et al. (GHBM).
 
     269,722 parameters for 10 classes, 275,572 for 100.  Shortcuts A; weights start from He's normal distribution.
     """
-    net = _resnet([16, 32, 64], blocks=3, classes=classes, shortcut=_subsampled)
+    net = _resnet(
+        [16, 32, 64],
+        3,
+        classes,
+        lambda channels, width, stride: Subsample(width - channels, stride),
+    )
     for layer in _layers(net, nn.Conv2d, nn.Linear):
         nn.init.kaiming_normal_(layer.weight)
     return net
 
 
+@model
 def resnet18(classes: int = 10) -> nn.Module:
     """ResNet-18 for CIFAR (3 x 3 stem, no max-pooling), with GroupNorm(2); Cheng et al. (2024) do not say which norm.
 
     11,173,962 parameters for 10 classes.  Shortcuts B (1 x 1 convolutions); torch's default initialisation.
     """
-    return _resnet([64, 128, 256, 512], blocks=2, classes=classes, shortcut=_projected)
+    return _resnet([64, 128, 256, 512], 2, classes, _projection)
 
 
-Shortcut = Callable[[int, int, int], nn.Module]
-
-
-def _resnet(widths: list[int], blocks: int, classes: int, shortcut: Shortcut) -> nn.Module:
-    layers: list[nn.Module] = [*_conv(3, widths[0]), nn.ReLU()]
+def _resnet(
+    widths: list[int], blocks: int, classes: int, shortcut: Callable[[int, int, int], nn.Module]
+) -> nn.Module:
+    """Stages of `blocks` residual blocks; where size or width changes, shortcut(channels, width, stride)."""
     channels = widths[0]
+    layers: list[nn.Module] = [*_conv(3, channels), nn.ReLU()]
     for stage, width in enumerate(widths):
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
-            layers.append(_block(channels, width, stride, shortcut))
+            body = nn.Sequential(*_conv(channels, width, stride), nn.ReLU(), *_conv(width, width))
+            same = stride == 1 and channels == width
+            around = nn.Identity() if same else shortcut(channels, width, stride)
+            layers.append(Residual(body, around))
             channels = width
     return nn.Sequential(
         *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
     )
-
-
-def _block(channels: int, width: int, stride: int, shortcut: Shortcut) -> nn.Module:
-    body = nn.Sequential(*_conv(channels, width, stride), nn.ReLU(), *_conv(width, width))
-    same = stride == 1 and channels == width
-    return Residual(body, nn.Identity() if same else shortcut(channels, width, stride))
 
 
 def _conv(channels: int, width: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
@@ -191,11 +220,7 @@ def _conv(channels: int, width: int, stride: int = 1, kernel: int = 3) -> list[n
     return [conv, nn.GroupNorm(2, width)]
 
 
-def _subsampled(channels: int, width: int, stride: int) -> nn.Module:
-    return Subsample(width - channels, stride)
-
-
-def _projected(channels: int, width: int, stride: int) -> nn.Module:
+def _projection(channels: int, width: int, stride: int) -> nn.Module:
     return nn.Sequential(*_conv(channels, width, stride, kernel=1))
 
 
@@ -214,6 +239,7 @@ class Recurrent(nn.Module):
         return self.head(hidden).mT if self.every_step else self.head(hidden[:, -1])
 
 
+@model
 def char_lstm(vocabulary: int = 80, classes: int = 80) -> nn.Module:
     """The next character of Shakespeare (LEAF, Caldas et al. 2018; Zaccone et al.): 133,520 parameters.
 
@@ -223,6 +249,7 @@ def char_lstm(vocabulary: int = 80, classes: int = 80) -> nn.Module:
     return Recurrent(nn.Embedding(vocabulary, 8), lstm, nn.Linear(100, classes), every_step=False)
 
 
+@model
 def stackoverflow_lstm(vocabulary: int = 10004) -> nn.Module:
     """The next word of StackOverflow (Reddi et al. 2021; Zaccone et al.): 4,053,428 parameters.
 
@@ -237,6 +264,7 @@ def stackoverflow_lstm(vocabulary: int = 10004) -> nn.Module:
 # large images
 
 
+@model
 def mobilenet_v2(classes: int) -> nn.Module:
     """torchvision's MobileNetV2 with GroupNorm, untrained (Zaccone et al. start from a trained one).
 
@@ -245,6 +273,7 @@ def mobilenet_v2(classes: int) -> nn.Module:
     return group_norm(_torchvision_models("mobilenet_v2").mobilenet_v2(num_classes=classes))
 
 
+@model
 def vit_b16(classes: int) -> nn.Module:
     """torchvision's ViT-B/16 for 224 x 224 images, untrained (Zaccone et al. start from a trained one).
 
@@ -275,14 +304,14 @@ def group_norm(model: nn.Module, groups: int = 2) -> nn.Module:
     """
     if groups < 1:
         raise InvalidInput(f"groups must be at least 1, got {groups}")
-    holder = nn.ModuleList([deepcopy(model)])  # so that the model itself may be one
-    made: dict[nn.Module, nn.Module] = {}  # a layer used twice stays one layer
+    holder = nn.ModuleList([deepcopy(model)])  # so that the model itself may be a BatchNorm
+    replaced: dict[nn.Module, nn.Module] = {}  # a layer used twice stays one layer
     for parent in list(holder.modules()):
         for name, layer in list(parent._modules.items()):
             if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
-                if layer not in made:
-                    made[layer] = _group_norm_for(layer, groups)
-                setattr(parent, name, made[layer])
+                if layer not in replaced:
+                    replaced[layer] = _group_norm_for(layer, groups)
+                setattr(parent, name, replaced[layer])
     return holder[0]
 
 
@@ -298,39 +327,3 @@ def _group_norm_for(
 
 def _layers(net: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
     return [layer for layer in net.modules() if isinstance(layer, kinds)]
-
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function
-    for function in (
-        mlp,
-        logistic,
-        lenet,
-        cnn_pfl,
-        vgg11,
-        resnet20,
-        resnet18,
-        char_lstm,
-        stackoverflow_lstm,
-        mobilenet_v2,
-        vit_b16,
-    )
-}
-
-
-def model(make: Make) -> Make:
-    """Register a function that returns an nn.Module as a model that experiments know by its name.
-
-    Parameters called inputs, classes, channels or size are filled in from the data.
-
-    >>> @model
-    ... def wide(inputs: int, classes: int) -> nn.Module:
-    ...     return mlp(inputs, 1000, classes)
-    >>> MODELS.pop("wide").__name__
-    'wide'
-    """
-    known = MODELS.get(make.__name__)
-    if known and known.__qualname__ != make.__qualname__:
-        raise InvalidInput(f"there is a model {make.__name__!r} already: choose another name")
-    MODELS[make.__name__] = make
-    return make

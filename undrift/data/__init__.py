@@ -1,1 +1,9 @@
-"""Data and how it is spread over clients."""
+"""Data and how they are spread over clients.
+
+registry      Data, load("mnist"), @dataset("name")
+datasets/     the readers
+store         finding, checking and downloading their files
+tables        from_table: your own data with named columns
+transforms    from stored samples to model inputs;  augment    random crops and flips
+partitions    which client holds which sample, @partition("name")
+"""

@@ -1,14 +1,13 @@
-"""The data sets by name: `load("mnist")`.
+"""Data sets by name: `load("mnist")`, and `@dataset("name")` to add your own.
 
-    data = load("mnist-writers")
+    data = ud.load("mnist-writers")
     problem = ud.federate(data, model=..., loss=..., clients=ud.Natural())
 
-Readers are imported when they are asked for, and with them h5py, Pillow and scikit-learn.
+The readers are in `undrift.data.datasets`; they import h5py, Pillow and scikit-learn only when they run.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -17,21 +16,21 @@ from torch import Tensor
 
 from undrift.core.errors import InvalidInput, unknown
 
-Read = TypeVar("Read", bound=Callable[..., Any])
+Reader = TypeVar("Reader", bound=Callable[..., Any])
 
 IGNORED = -100  # a target to leave out, as torch's losses have it
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set, read: one copy, compact; `prepare` makes model inputs of a batch.
+    """A data set in memory: one compact copy; `prepare` turns a batch of it into model inputs.
 
     train, test     inputs and targets; uint8 images, integer codes or float32 tables; class targets are int64
     clients         the natural client of every training sample, 0 to n - 1, or None if there is none
     test_clients    likewise for test samples; -1 is a client that is not in train
     client_names    what the source calls client 0, 1, ...
     classes         how many, None for regression
-    prepare         what turns a batch of stored inputs, with any leading dimensions, into model inputs
+    prepare         turns a batch of stored inputs, with any leading dimensions, into model inputs
     checksums       name -> sha256 of the files that were read
     about           source and licence
     """
@@ -48,93 +47,25 @@ class Data:
     about: str = ""
 
     def __post_init__(self) -> None:
-        _check_pair(self.name, "train", self.train, self.classes)
-        _check_clients(self.name, "clients", self.clients, self.train, 0, len(self.client_names))
+        _check_samples(self, "train", self.train)
         if self.test is not None:
-            _check_pair(self.name, "test", self.test, self.classes)
-        _check_clients(
-            self.name, "test_clients", self.test_clients, self.test, -1, len(self.client_names)
-        )
+            _check_samples(self, "test", self.test)
+        _check_clients(self, "clients", self.clients, self.train, lowest=0)
+        _check_clients(self, "test_clients", self.test_clients, self.test, lowest=-1)
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a data set comes from, and which function reads it (of which module here, or itself)."""
+class DatasetEntry:
+    """A registered data set: the function that reads it, its source and licence."""
 
-    module: str
-    function: str | Callable[..., Data]
+    read: Callable[..., Data]
     about: str
 
 
-_UCI = "UCI Machine Learning Repository"
-_LIBSVM = "LIBSVM data sets (Chang & Lin)"
-_VISION = "split of Hsu, Qi & Brown 2020; the images have licences of their own"
-
-DATASETS: dict[str, Source] = {
-    "mnist": Source(
-        "images", "mnist", "MNIST (LeCun, Cortes, Burges); commonly given as CC BY-SA 3.0"
-    ),
-    "fashion-mnist": Source(
-        "images", "fashion_mnist", "Fashion-MNIST (Zalando Research); MIT licence"
-    ),
-    "mnist-writers": Source(
-        "images",
-        "mnist_writers",
-        "MNIST by writer: MNIST (LeCun, Cortes, Burges), commonly given as CC BY-SA 3.0; "
-        "writers from QMNIST (Yadav & Bottou 2019), BSD licence",
-    ),
-    "cifar10": Source(
-        "images",
-        "cifar10",
-        "CIFAR-10 (Krizhevsky 2009), binary version; no licence stated, cite the report",
-    ),
-    "cifar100": Source(
-        "images",
-        "cifar100",
-        "CIFAR-100 (Krizhevsky 2009), binary version; no licence stated, cite the report",
-    ),
-    "gldv2": Source("images", "gldv2", f"Google Landmarks v2 by photographer, {_VISION}"),
-    "inaturalist": Source("images", "inaturalist", f"iNaturalist 2017 by user, {_VISION}"),
-    "shakespeare": Source(
-        "text",
-        "shakespeare",
-        "LEAF Shakespeare by speaking role, from Project Gutenberg etext 100; "
-        "that edition is not for commercial distribution",
-    ),
-    "tinyshakespeare": Source(
-        "text", "tinyshakespeare", "tinyshakespeare of char-rnn (Karpathy); public domain"
-    ),
-    "stackoverflow": Source(
-        "text", "stackoverflow", "Stack Overflow by user, published by TFF; CC BY-SA 3.0"
-    ),
-    "digits": Source(
-        "tables",
-        "digits",
-        f"the digits of scikit-learn: test part of {_UCI}, Optical Digits; CC BY 4.0",
-    ),
-    "hapt": Source(
-        "tables",
-        "hapt",
-        f"HAPT smartphone activity by person (Reyes-Ortiz et al.), {_UCI}; CC BY 4.0, "
-        "the authors' note says no commercial use",
-    ),
-    "heart": Source("tables", "heart", f"Heart Disease by hospital, {_UCI}; CC BY 4.0"),
-    "parkinsons": Source(
-        "tables", "parkinsons", f"Parkinson's Telemonitoring by patient, {_UCI}; CC BY 4.0"
-    ),
-    "adult": Source("tables", "adult", f"Adult, {_UCI}; CC BY 4.0"),
-    "a9a": Source("tables", "a9a", f"a9a, {_LIBSVM}, from UCI Adult; CC BY 4.0"),
-    "w8a": Source("tables", "w8a", f"w8a, {_LIBSVM}; no licence stated"),
-    "synthetic": Source(
-        "synthetic",
-        "synthetic",
-        "Synthetic(a, b) of LEAF and FedProx (Li et al. 2020): made, not read",
-    ),
-    "mushrooms": Source("tables", "mushrooms", f"mushrooms, {_LIBSVM}, from UCI; CC BY 4.0"),
-}
+DATASETS: dict[str, DatasetEntry] = {}
 
 
-def dataset(name: str, about: str = "") -> Callable[[Read], Read]:
+def dataset(name: str, about: str = "") -> Callable[[Reader], Reader]:
     """Register a function that returns a `Data` as a data set that `load` and experiments know by name.
 
     >>> @dataset("coin", about="an example")
@@ -147,28 +78,17 @@ def dataset(name: str, about: str = "") -> Callable[[Read], Read]:
     'an example'
     """
 
-    def register(read: Read) -> Read:
+    def register(read: Reader) -> Reader:
         known = DATASETS.get(name)
-        if known and getattr(known.function, "__qualname__", None) != read.__qualname__:
-            raise InvalidInput(f"there is a data set {name!r} already: choose another name")
-        DATASETS[name] = Source("", read, about)
+        check_name("data set", name, known and known.read, read)
+        DATASETS[name] = DatasetEntry(read, about)
         return read
 
     return register
 
 
-def reader(name: str) -> Callable[..., Data]:
-    """The function that reads a data set; its parameters are the options."""
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    source = DATASETS[name]
-    if callable(source.function):
-        return source.function
-    return getattr(import_module(f"undrift.data.{source.module}"), source.function)
-
-
 def load(name: str, **options: Any) -> Data:
-    """Read a data set; its files are found, checked and, where they have a home on the web, downloaded.
+    """Read a data set; its files are found, checked and, where they are published on the web, downloaded.
 
     Options are those of the reader, e.g. load("cifar100", labels="coarse").
 
@@ -178,57 +98,66 @@ def load(name: str, **options: Any) -> Data:
     >>> data.prepare(data.train[0][:2]).dtype
     torch.float32
     """
-    read = reader(name)
     check_options(name, options)
-    return read(**options)
+    entry = DATASETS[name]
+    data = entry.read(**options)
+    if not isinstance(data, Data):
+        raise InvalidInput(
+            f"data set {name!r}: its reader must return a ud.Data, got {type(data).__name__}"
+        )
+    return data if data.about else replace(data, about=entry.about)
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
-    """Refuse an option that a data set's reader does not have."""
-    allowed = signature(reader(name)).parameters
+    """Refuse a data set that is not known, and an option that its reader does not have."""
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    allowed = signature(DATASETS[name].read).parameters
     for option in options:
+        if not allowed:
+            raise InvalidInput(f"{name} has no options, got {option!r}: leave it out")
         if option not in allowed:
-            if not allowed:
-                raise InvalidInput(f"{name} has no options, got {option!r}: leave it out")
             raise unknown(f"option of {name}:", option, allowed)
 
 
-def _check_pair(name: str, part: str, pair: tuple[Tensor, Tensor], classes: int | None) -> None:
+def check_name(kind: str, name: str, known: Any, new: Any) -> None:
+    """A name may be registered again by its own definition (a cell run twice), not by another one."""
+    if known is not None and known.__qualname__ != new.__qualname__:
+        raise InvalidInput(f"there is a {kind} {name!r} already: choose another name")
+
+
+def _check_samples(data: Data, part: str, pair: tuple[Tensor, Tensor]) -> None:
     inputs, targets = pair
     if len(inputs) != len(targets) or len(inputs) == 0:
         raise InvalidInput(
-            f"{name}: {part} has {len(inputs)} inputs and {len(targets)} targets: give one target an input"
+            f"{data.name}: {part} has {len(inputs)} inputs and {len(targets)} targets: "
+            "give one target per input"
         )
     for what, values in (("inputs", inputs), ("targets", targets)):
         if values.is_floating_point() and not bool(values.isfinite().all()):
-            raise InvalidInput(f"{name}: {part} {what} have NaN or Inf: clean the source file")
-    if classes is None:
+            raise InvalidInput(f"{data.name}: {part} {what} have NaN or Inf: clean the source file")
+    if data.classes is None:
         return
     if targets.dtype != torch.int64:
-        raise InvalidInput(f"{name}: class targets must be int64, {part} has {targets.dtype}")
-    real = targets[targets != IGNORED]
-    low, high = int(real.min()), int(real.max())
-    if low < 0 or high >= classes:
+        raise InvalidInput(f"{data.name}: class targets must be int64, {part} has {targets.dtype}")
+    labels = targets[targets != IGNORED]
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= data.classes:
         raise InvalidInput(
-            f"{name}: {part} labels go from {low} to {high}, allowed are 0 to {classes - 1}"
+            f"{data.name}: {part} labels go from {low} to {high}, allowed are 0 to {data.classes - 1}"
         )
 
 
 def _check_clients(
-    name: str,
-    what: str,
-    clients: Tensor | None,
-    pair: tuple[Tensor, Tensor] | None,
-    low: int,
-    n: int,
+    data: Data, what: str, clients: Tensor | None, pair: tuple[Tensor, Tensor] | None, lowest: int
 ) -> None:
     if clients is None:
         return
     if pair is None or clients.dtype != torch.int64 or clients.shape != (len(pair[0]),):
         raise InvalidInput(
-            f"{name}: {what} must be int64, one a sample, got {clients.dtype} of shape {list(clients.shape)}"
+            f"{data.name}: {what} must be int64, one per sample, "
+            f"got {clients.dtype} of shape {list(clients.shape)}"
         )
-    if int(clients.min()) < low or int(clients.max()) >= n:
-        raise InvalidInput(
-            f"{name}: {what} go from {int(clients.min())} to {int(clients.max())} for {n} client names"
-        )
+    low, high, names = int(clients.min()), int(clients.max()), len(data.client_names)
+    if low < lowest or high >= names:
+        raise InvalidInput(f"{data.name}: {what} go from {low} to {high} for {names} client names")

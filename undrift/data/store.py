@@ -1,8 +1,8 @@
-"""Files of data sets: where they are looked for, how they are checked, and how they get here.
+"""Files of data sets: where they are searched, how they are checked, downloaded and read.
 
-A file of data set d is looked for in $UNDRIFT_DATA/d, in $UNDRIFT_DATA and in the user's cache, in this order; if it is in
-none of them and has a home on the web it is downloaded to the cache, unless $UNDRIFT_OFFLINE is set.  Nothing is ever
-loaded with pickle.
+A file of data set d is searched in $UNDRIFT_DATA/d, in $UNDRIFT_DATA and in the user's cache, in this order; if it is in
+none of them and has a URL it is downloaded to the cache, unless $UNDRIFT_OFFLINE is set.  Nothing is ever loaded with
+pickle.
 """
 
 import gzip
@@ -23,8 +23,8 @@ from undrift.core.errors import InvalidInput
 TIMEOUT = 60.0  # seconds without an answer
 GZIP = b"\x1f\x8b"
 
-# tests put their own here: whatever takes (url, timeout=...) and gives a stream
-opener: Callable[..., Any] = urlopen
+# tests replace it: takes (url, timeout=...) and returns a stream
+open_url: Callable[..., Any] = urlopen
 
 
 class DataMissing(InvalidInput):
@@ -32,75 +32,77 @@ class DataMissing(InvalidInput):
 
 
 def folders(dataset: str) -> tuple[Path, ...]:
-    """Where the files of a data set are looked for, first to last; the last one is where downloads go.
+    """Where the files of a data set are searched, first to last; downloads go to the last one.
 
     >>> folders("mnist")[-1].parts[-2:]
     ('undrift', 'mnist')
     """
-    given = os.environ.get("UNDRIFT_DATA", "")
-    root = Path(given).expanduser()
-    return (*((root / dataset, root) if given else ()), _user_cache() / "undrift" / dataset)
+    root = os.environ.get("UNDRIFT_DATA", "")
+    configured = (Path(root).expanduser() / dataset, Path(root).expanduser()) if root else ()
+    return (*configured, _user_cache() / "undrift" / dataset)
 
 
-def look(dataset: str, names: Iterable[str]) -> Path | None:
+def locate(dataset: str, names: Iterable[str]) -> Path | None:
     """The first of these files that is there, or None.  A name may have sub-folders."""
-    places = folders(dataset)
-    found = (place / name for name in names for place in places)
-    return next((path for path in found if path.is_file()), None)
+    paths = (folder / name for name in names for folder in folders(dataset))
+    return next((path for path in paths if path.is_file()), None)
 
 
-def look_folder(dataset: str, names: Iterable[str]) -> Path | None:
+def locate_folder(dataset: str, names: Iterable[str]) -> Path | None:
     """The first of these sub-folders of the data set's own folders that is there, or None.
 
     $UNDRIFT_DATA itself is left out: its `train` may belong to anything.
     """
-    places = [place for place in folders(dataset) if place.name == dataset]
-    found = (place / name for name in names for place in places)
-    return next((path for path in found if path.is_dir()), None)
+    own = [folder for folder in folders(dataset) if folder.name == dataset]
+    paths = (folder / name for name in names for folder in own)
+    return next((path for path in paths if path.is_dir()), None)
 
 
 def find(
     dataset: str,
     file: str,
     *,
-    sha256: str | None = None,
-    md5: str | None = None,
+    known_hash: str | None = None,
     url: str | None = None,
     aliases: Sequence[str] = (),
-    home: str = "",
+    hint: str = "",
 ) -> Path:
     """A file of a data set, checked; downloaded if it is not there and has a URL.
 
-    aliases   other names under which the file may lie, looked for after `file`, e.g. "MNIST/raw/labels.gz"
-    home      where else to get the file or how to make it, in words, for the message
+    known_hash   the published checksum, "md5:..." or "sha256:..."
+    url          of the file, or of its folder with / at the end
+    aliases      other names that the file may have, searched after `file`; {} is its name, as in "MNIST/raw/{}"
+    hint         where else to get the file or how to make it, for the error message
     """
-    path = look(dataset, (file, *aliases))
+    path = locate(dataset, (file, *(alias.format(file) for alias in aliases)))
     if path is not None:
-        verify(path, sha256=sha256, md5=md5)
+        verify(path, known_hash)
         return path
     if url is None:
-        raise _missing(dataset, file, sha256, md5, home)
+        raise _missing(dataset, file, known_hash, hint)
+    url = url + file if url.endswith("/") else url
     target = folders(dataset)[-1] / file
     try:
         if os.environ.get("UNDRIFT_OFFLINE"):
             raise OSError("UNDRIFT_OFFLINE is set")
-        _download(url, target, sha256=sha256, md5=md5)
+        _download(url, target, known_hash)
     except (OSError, HTTPException) as error:
-        reason = f"its home is {url}, where getting it failed ({error})"
-        raise _missing(
-            dataset, file, sha256, md5, f"{reason}; {home}" if home else reason
-        ) from error
+        failure = f"its home is {url}, where getting it failed ({error})"
+        hint = f"{failure}; {hint}" if hint else failure
+        raise _missing(dataset, file, known_hash, hint) from error
     return target
 
 
-def verify(path: Path, *, sha256: str | None = None, md5: str | None = None) -> None:
-    """Raise InvalidInput unless the file has the checksums that were published."""
-    for algorithm, expected in (("sha256", sha256), ("md5", md5)):
-        if expected is not None and (got := checksum(path, algorithm)) != expected:
-            raise InvalidInput(
-                f"{path}: its {algorithm} is {got}, the published file's is {expected}: "
-                "the file is damaged or another one; delete it and get it again"
-            )
+def verify(path: Path, known_hash: str | None) -> None:
+    """Raise InvalidInput unless the file has the checksum that was published, if one was."""
+    if known_hash is None:
+        return
+    algorithm, _, expected = known_hash.partition(":")
+    if (got := checksum(path, algorithm)) != expected:
+        raise InvalidInput(
+            f"{path}: its {algorithm} is {got}, the published file's is {expected}: "
+            "the file is damaged or another one; delete it and get it again"
+        )
 
 
 def checksum(path: Path, algorithm: str = "sha256") -> str:
@@ -109,14 +111,24 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def checksums(paths: Iterable[Path]) -> dict[str, str]:
-    """File name -> sha256, what `Data.checksums` holds."""
-    return {path.name: checksum(path) for path in paths}
+def checksums(paths: Sequence[Path]) -> dict[str, str]:
+    """File name -> sha256, for `Data.checksums`; with the folder in the name where two files have the same."""
+    unique = len({path.name for path in paths}) == len(paths)
+    return {
+        path.name if unique else f"{path.parent.name}/{path.name}": checksum(path) for path in paths
+    }
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked if it is gzip (whatever its name)."""
-    return unpacked(_read(path), path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error}): give a file that can") from error
+    try:
+        return gzip.decompress(content) if content.startswith(GZIP) else content
+    except (EOFError, OSError, zlib.error) as error:
+        raise damaged(path, error) from error
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -127,63 +139,43 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise InvalidInput(f"{path} is not {encoding} text ({error}): get it again") from error
 
 
-def unpacked(content: bytes, path: Path) -> bytes:
-    """Bytes as they were before gzip, if they are gzip."""
-    if not content.startswith(GZIP):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error) as error:
-        raise damaged(path, error) from error
-
-
 def damaged(path: Path, error: object) -> InvalidInput:
     """The error for an archive that cannot be unpacked."""
     return InvalidInput(f"{path} is truncated or damaged ({error}): delete it and get it again")
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read ({error}): give a file that can") from error
-
-
 def _user_cache() -> Path:
     if sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
         return Path(os.environ["LOCALAPPDATA"])
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(given) if given else Path.home() / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def _download(url: str, target: Path, *, sha256: str | None, md5: str | None) -> None:
-    """Write aside, check, rename: a file under its own name is always whole."""
+def _download(url: str, target: Path, known_hash: str | None) -> None:
+    """To a temporary file, checked, then renamed: a file under its own name is always whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # others may be at it too
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")  # others may download too
     try:
-        with aside.open("xb") as file, opener(url, timeout=TIMEOUT) as answer:
+        with partial.open("xb") as file, open_url(url, timeout=TIMEOUT) as answer:
             shutil.copyfileobj(answer, file)
             promised = answer.headers.get("Content-Length")
-        if promised is not None and aside.stat().st_size != int(promised):
-            raise OSError(f"{aside.stat().st_size} of {promised} bytes arrived")
+        if promised is not None and partial.stat().st_size != int(promised):
+            raise OSError(f"{partial.stat().st_size} of {promised} bytes arrived")
         try:
-            verify(aside, sha256=sha256, md5=md5)
-        except InvalidInput as error:  # the name aside means nothing to the user
-            raise InvalidInput(str(error).replace(str(aside), f"{url} (nothing kept)")) from None
-        os.replace(aside, target)
+            verify(partial, known_hash)
+        except InvalidInput as error:  # the temporary name means nothing to the user
+            raise InvalidInput(str(error).replace(str(partial), f"{url} (nothing kept)")) from None
+        os.replace(partial, target)
     finally:
-        aside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
-def _missing(
-    dataset: str, file: str, sha256: str | None, md5: str | None, home: str
-) -> DataMissing:
-    known = [f"{name} {value}" for name, value in (("sha256", sha256), ("md5", md5)) if value]
-    what = f"{dataset}: the file {file}{f' ({known[0]})' if known else ''} is not on this machine"
-    places = ", ".join(str(place) for place in folders(dataset))
-    to_set = (
+def _missing(dataset: str, file: str, known_hash: str | None, hint: str) -> DataMissing:
+    published = f" ({known_hash.replace(':', ' ')})" if known_hash else ""
+    searched = ", ".join(map(str, folders(dataset)))
+    configure = (
         "" if os.environ.get("UNDRIFT_DATA") else ", or set UNDRIFT_DATA to a folder that has it"
     )
     return DataMissing(
-        f"{what}; {home or 'it has no home on the web'}. Looked in {places}: put it in one of them{to_set}"
+        f"{dataset}: the file {file}{published} is not on this machine; {hint or 'it has no home on the web'}. "
+        f"Looked in {searched}: put it in one of them{configure}"
     )

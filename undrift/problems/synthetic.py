@@ -1,11 +1,11 @@
-"""Logistic regression on Synthetic(a, b); see `undrift.data.synthetic`."""
+"""Logistic regression on Synthetic(a, b); see `undrift.data.datasets.synthetic`."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from undrift.data.datasets.synthetic import CLASSES, INPUTS, synthetic
 from undrift.data.partitions import Natural
-from undrift.data.synthetic import CLASSES, INPUTS, synthetic
 from undrift.problems.federate import federate
 from undrift.problems.model import ModelProblem
 

@@ -13,22 +13,10 @@ from torch import Tensor, nn
 from undrift import models
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import METHODS, made, method
-from undrift.data import partitions as partition
+from undrift.data.assignment import PARTITIONS
 from undrift.data.registry import Data, load
 from undrift.models import MODELS
 from undrift.simulation.participation import Bernoulli, Cyclic, Everyone, Fixed, Uniform, Weighted
-
-PARTITIONS: dict[str, Callable[..., Any]] = {
-    "iid": partition.IID,
-    "dirichlet": partition.Dirichlet,
-    "class-dirichlet": partition.ClassDirichlet,
-    "shards": partition.Shards,
-    "classes-per-client": partition.ClassesPerClient,
-    "similarity": partition.Similarity,
-    "quantity-skew": partition.QuantitySkew,
-    "feature-skew": partition.FeatureSkew,
-    "natural": partition.Natural,
-}
 
 SCHEMES: dict[str, Callable[..., Any]] = {
     "everyone": Everyone,
@@ -65,15 +53,15 @@ def default_model(data: str) -> dict[str, Any]:
 
 
 def clients_of(name: str, number: int | None, parameters: Mapping[str, Any]) -> Any:
-    """A partition; `number` is what the classes call N."""
+    """A partition; `number` is what the classes call N (your own may call it number too)."""
     make = PARTITIONS[name]
-    takes_number = "N" in signature(make).parameters
+    takes_number = [word for word in ("N", "number") if word in signature(make).parameters]
     if number is not None and not takes_number:
         raise InvalidInput(f"{name}: the data say how many clients there are, leave out number")
     _check_words(name, make, parameters, N="number")
     if number is None and takes_number:
         raise InvalidInput(f"{name}: say how many clients, e.g. number = 100")
-    return made(name, make, {**({"N": number} if takes_number else {}), **parameters})
+    return made(name, make, {**dict.fromkeys(takes_number, number), **parameters})
 
 
 def scheme_of(name: str, per_round: int | None, parameters: Mapping[str, Any]) -> Any:
@@ -180,7 +168,7 @@ def _executed(path: Path) -> None:
 
 
 def registered(files: Sequence[str]) -> None:
-    """Run Python files that register methods, data sets and models."""
+    """Run Python files that register methods, data sets, partitions and models."""
     for file in files:
         path = Path(file).resolve()
         if not path.is_file():

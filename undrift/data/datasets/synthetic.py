@@ -10,11 +10,14 @@ import torch
 
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
-from undrift.data.registry import Data
+from undrift.data.registry import Data, dataset
 
 INPUTS, CLASSES = 60, 10
 
 
+@dataset(
+    "synthetic", about="Synthetic(a, b) of LEAF and FedProx (Li et al. 2020): generated, no files"
+)
 def synthetic(
     a: float = 1.0,
     b: float = 1.0,
@@ -28,23 +31,16 @@ def synthetic(
     check_value("Synthetic", "N", clients, int, within="[1, inf)")
     train, test = [], []
     for i in range(clients):
-        X, Y = _client(a, b, generator(Purpose.DATA, Key(seed, 0), i))
+        X, Y = _draw_client(a, b, generator(Purpose.DATA, Key(seed, 0), i))
         kept = len(Y) - len(Y) // 10
         train.append((X[:kept], Y[:kept]))
         test.append((X[kept:], Y[kept:]))
-    return Data(
-        "synthetic",
-        _joined(train, dtype),
-        _joined(test, dtype),
-        clients=_numbers(train),
-        test_clients=_numbers(test),
-        client_names=tuple(map(str, range(clients))),
-        classes=CLASSES,
-        about="made by its formula",
-    )
+    (pair, owners), (test_pair, test_owners) = _join(train, dtype), _join(test, dtype)
+    names = tuple(map(str, range(clients)))
+    return Data("synthetic", pair, test_pair, owners, test_owners, names, classes=CLASSES)
 
 
-def _client(a: float, b: float, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _draw_client(a: float, b: float, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     n = int(random.lognormal(4, 2)) + 50
     u, B = random.normal(0, a), random.normal(0, b)
     W, bias = random.normal(u, 1, (INPUTS, CLASSES)), random.normal(u, 1, CLASSES)
@@ -54,13 +50,10 @@ def _client(a: float, b: float, random: np.random.Generator) -> tuple[np.ndarray
     return X, (X @ W + bias).argmax(1)
 
 
-def _joined(
+def _join(
     pairs: list[tuple[np.ndarray, np.ndarray]], dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    X = torch.as_tensor(np.concatenate([x for x, _ in pairs]), dtype=dtype)
-    return X, torch.as_tensor(np.concatenate([y for _, y in pairs]))
-
-
-def _numbers(pairs: list[tuple[np.ndarray, np.ndarray]]) -> torch.Tensor:
-    """The client of every sample."""
-    return torch.as_tensor(np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs]))
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """All samples, and the client of each."""
+    X, Y = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    owners = np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])
+    return (torch.as_tensor(X, dtype=dtype), torch.as_tensor(Y)), torch.as_tensor(owners)

@@ -1,0 +1,34 @@
+"""The digits that come with scikit-learn: a data set without files."""
+
+import numpy as np
+import torch
+
+from undrift.data.datasets.common import split_rng
+from undrift.data.registry import Data, dataset
+from undrift.data.transforms import Normalise
+
+TRAIN = 1500
+
+
+@dataset(
+    "digits",
+    about="the digits of scikit-learn: test part of UCI Machine Learning Repository, Optical Digits; "
+    "CC BY 4.0",
+)
+def digits() -> Data:
+    """The 1,797 digits of scikit-learn: uint8 [1500, 1, 8, 8] to train and [297, 1, 8, 8] to test, values 0 to 16.
+
+    Shuffled with a fixed seed; no natural clients, no file.
+    """
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = split_rng().permutation(len(labels))
+    train, test = (
+        (
+            torch.from_numpy(pixels[rows].astype(np.uint8)).reshape(-1, 1, 8, 8),
+            torch.from_numpy(labels[rows].astype(np.int64)),
+        )
+        for rows in (order[:TRAIN], order[TRAIN:])
+    )
+    return Data("digits", train, test, classes=10, prepare=Normalise((0.0,), (1.0,), scale=16.0))
