@@ -21,7 +21,7 @@ import undrift as ud
 from undrift.core.errors import InvalidInput
 from undrift.experiments.report import Summary, summary, write_report
 from undrift.experiments.report.figures import cost, curve, first_round
-from undrift.experiments.report.gather import gather
+from undrift.experiments.report.load import load_runs
 from undrift.experiments.runs.running import carried_out, prepared
 
 DOWN, UP = 600, 400  # bytes a round, unless a test says otherwise
@@ -235,7 +235,7 @@ def test_rounds_without_figures_are_passed_over(tmp_path: Path) -> None:
 
 def test_the_mean_over_seeds_decides_not_a_lucky_seed(tmp_path: Path) -> None:
     lucky = [[0.9, 0.1, 0.5, 0.9], [0.1, 0.1, 0.7, 0.9]]
-    (method,) = gather([write_comparison(tmp_path / "c", {"fedavg": lucky})]).methods
+    (method,) = load_runs([write_comparison(tmp_path / "c", {"fedavg": lucky})]).methods
     c = curve(method, "accuracy")
     assert c.mean.tolist() == pytest.approx([0.5, 0.1, 0.6, 0.9], rel=1e-12)
     assert (c.low.tolist(), c.high.tolist()) == ([0.1, 0.1, 0.5, 0.9], [0.9, 0.1, 0.7, 0.9])
@@ -249,7 +249,7 @@ def test_survivors_do_not_speak_for_a_run_that_stopped(tmp_path: Path) -> None:
     write_run(
         root / "fedavg" / "seed-1", [0.1, 0.2], seed=1, planned=4, stopped="round 3: not finite"
     )
-    (method,) = gather([root]).methods
+    (method,) = load_runs([root]).methods
     c = curve(method, "accuracy")
     assert c.common == 2 and c.mean.tolist() == [0.1, 0.2, 0.9, 0.9]
     assert (np.diff(c.bytes) > 0).all()

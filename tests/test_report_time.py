@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests import test_report
 from tests.test_report import ATTACK, BAD, FAST, SLOW, write_comparison, write_run
 from undrift.experiments.report import summary, write_report
-from undrift.experiments.report.gather import gather
-from undrift.experiments.report.timed import CLIENTS, VISITS, first_seconds, timed
+from undrift.experiments.report.load import load_runs
+from undrift.experiments.report.timing import MAX_CLIENTS, MIN_VISITS, build_timeline, read_timing
 from undrift.experiments.report.virtual import bars
 
 browser, report = test_report.browser, test_report.report  # fixtures
@@ -121,21 +121,21 @@ def test_an_account_of_a_runs_time() -> None:
         line(2, 2.0, [3, 4], staleness=[1, 4], lost=[]),
         line(3, 3.0, [], staleness=[], lost=[1, 2]),
     ]
-    account = timed(lines, [])
-    assert account is not None and account.first is None
+    account = read_timing(lines, [])
+    assert account is not None and account.timeline is None
     assert account.counts.tolist() == [2, 1, 0, 0, 1] and account.updates == 4
     assert account.staleness.tolist() == pytest.approx([0.0, 2.5, np.nan], nan_ok=True)
     assert (account.lost, account.waited, account.wasted) == (3, 1.5, 0.75)
     assert (account.tau_eff, account.chi2, account.chi2_steps) == (4.0, 1 / 3, 2 / 3)
     assert account.used == 4
     del lines[1]["timing"]
-    assert timed(lines, []) is None and timed([], []) is None
+    assert read_timing(lines, []) is None and read_timing([], []) is None
 
 
 def test_the_first_seconds_of_a_run() -> None:
     """7's update of 0.5 s is used at 1 s; 5's of 0.8 s only at 1.5 s, for the buffer held enough without it."""
     lines = [line(1, 1.0, [7]), line(2, 1.5, [5]), line(3, 3.0, [8]), line(4, 4.0, [7])]
-    first = first_seconds(lines, COURSE[::-1])
+    first = build_timeline(lines, COURSE[::-1])
     assert first.until == 3.0  # three steps, though all visits are over by 2 s
     assert first.clients == (7, 2, 5, 9) and first.others == 0
     assert [v["order"] for v in first.visits] == [1, 2, 3, 4, 5]
@@ -145,10 +145,10 @@ def test_the_first_seconds_of_a_run() -> None:
 
 def test_a_picture_has_so_many_rows_and_visits() -> None:
     many = [visit(i % 200, i, 0.1 * i, 0.1 * i, 0.1 * i, 0.1 * i + 1) for i in range(300)]
-    first = first_seconds([line(1, 0.5, [0])], many)
-    assert first.until == pytest.approx(0.1 * (VISITS - 1) + 1)
-    assert first.clients == tuple(range(CLIENTS))
-    assert first.others == VISITS + 10 - CLIENTS  # whoever was sent out by then
+    first = build_timeline([line(1, 0.5, [0])], many)
+    assert first.until == pytest.approx(0.1 * (MIN_VISITS - 1) + 1)
+    assert first.clients == tuple(range(MAX_CLIENTS))
+    assert first.others == MIN_VISITS + 10 - MAX_CLIENTS  # whoever was sent out by then
     assert {v["client"] for v in first.visits} == set(first.clients)
     assert first.visits[0]["used"] is None  # back at 1 s, after the only step
 
@@ -196,7 +196,7 @@ def test_runs_with_and_without_a_clock_in_one_report(tmp_path: Path) -> None:
 
 def test_a_clock_without_an_account_has_no_section(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", [0.1, 0.2], virtual=[1.0, 2.0])
-    assert gather([run]).runs[0].timed is None
+    assert load_runs([run]).runs[0].timing is None
     page = write_report([run], tmp_path / "out")
     assert _data(page)["time"] is None and 'id="time"' not in page.read_text()
 

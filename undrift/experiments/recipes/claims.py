@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import Section
 from undrift.experiments.report.figures import alone, default_last, final
-from undrift.experiments.report.gather import Method, Run, gather
+from undrift.experiments.report.load import Method, RunRecord, load_runs
 from undrift.experiments.runs.files import read_json, write_json
 from undrift.metrics.quality import higher_is_better, spread
 
@@ -127,7 +128,7 @@ def findings(claims: Sequence[Claim], runs: Mapping[str, Path]) -> list[Finding]
     methods = {
         f"{name}/{method.label}": method
         for name, path in runs.items()
-        for method in gather([path]).methods
+        for method in load_runs([path]).methods
     }
     return [_found(claim, methods) for claim in claims]
 
@@ -158,7 +159,7 @@ def _measured(claim: Claim, label: str, methods: Mapping[str, Method]) -> dict[i
     return {run.seed: _number(claim, run, default_last(runs)) for run in runs}
 
 
-def _number(claim: Claim, run: Run, last: int) -> float:
+def _number(claim: Claim, run: RunRecord, last: int) -> float:
     if claim.target is None:
         return final(run, claim.figure, last)
     reached = alone(run, claim.figure, claim.target, higher_is_better(claim.figure))
@@ -166,6 +167,6 @@ def _number(claim: Claim, run: Run, last: int) -> float:
         return math.inf
     if claim.measure == "rounds":
         return float(reached)
-    if run.virtual is None:
+    if not np.isfinite(run.virtual).all():
         raise InvalidInput(f"{run.name} has no virtual clock: {claim.claim!r} needs one")
     return float(run.virtual[reached - 1])

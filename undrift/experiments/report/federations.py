@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.experiments.report.gather import Gathered, Run
+from undrift.experiments.report.load import Records, RunRecord
 from undrift.experiments.report.words import listed
 
 CLASSES = 60  # columns of the heat map; more labels are drawn together
@@ -13,24 +13,24 @@ BARS = 24
 PICTURES = 4
 
 
-def federations(gathered: Gathered) -> list[dict[str, Any]]:
+def federations(records: Records) -> list[dict[str, Any]]:
     """A picture for each way in which data were spread: that of the first seed."""
-    firsts: dict[str, Run] = {}
-    for run in gathered.runs:
-        if run.federation is not None:
-            spread = repr([run.source.experiment.get(key) for key in ("data", "clients")])
+    firsts: dict[str, RunRecord] = {}
+    for run in records.runs:
+        if run.federation:
+            spread = repr([run.experiment.settings.get(key) for key in ("data", "clients")])
             firsts.setdefault(spread, run)
-    return [_picture(run, gathered) for run in list(firsts.values())[:PICTURES]]
+    return [_picture(run, records) for run in list(firsts.values())[:PICTURES]]
 
 
-def _picture(run: Run, gathered: Gathered) -> dict[str, Any]:
-    about = run.federation or {}
-    seeds = sorted({each.seed for each in gathered.runs if each.source is run.source})
+def _picture(run: RunRecord, records: Records) -> dict[str, Any]:
+    about = run.federation
+    seeds = sorted({each.seed for each in records.runs if each.experiment is run.experiment})
     shares = about.get("label_shares")
     heat, together = _columns(shares) if shares else (None, 1)
     return {
-        "source": str(run.source.path),
-        "data": run.source.experiment.get("data", {}).get("name", "data"),
+        "source": str(run.experiment.path),
+        "data": run.experiment.settings.get("data", {}).get("name", "data"),
         "seed": run.seed,
         "seeds": seeds,
         "sentences": _sentences(run, about),
@@ -41,9 +41,9 @@ def _picture(run: Run, gathered: Gathered) -> dict[str, Any]:
     }
 
 
-def _sentences(run: Run, about: Mapping[str, Any]) -> list[str]:
+def _sentences(run: RunRecord, about: Mapping[str, Any]) -> list[str]:
     said = []
-    words = run.source.experiment
+    words = run.experiment.settings
     clients, figures = about.get("clients"), about.get("heterogeneity") or {}
     if clients is not None:
         same = figures.get("smallest") == figures.get("largest")

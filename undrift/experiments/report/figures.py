@@ -7,20 +7,20 @@ from functools import cached_property
 
 import numpy as np
 
-from undrift.experiments.report.gather import Method, Run
+from undrift.experiments.report.load import Method, RunRecord
 from undrift.metrics.quality import usual_last
 
 ROUNDING = 1e-12  # a mean of equal numbers may differ from them by so much
 
 
-def default_last(runs: Sequence[Run]) -> int:
+def default_last(runs: Sequence[RunRecord]) -> int:
     """How many evaluated rounds a final quality is the mean of, by the shortest run."""
     return usual_last(min(run.planned // run.every for run in runs))
 
 
-def final(run: Run, figure: str, last: int) -> float:
+def final(run: RunRecord, figure: str, last: int) -> float:
     """The mean of a figure over the last evaluated rounds of a run; NaN if one of them is not finite."""
-    values = run.figures.get(figure, np.array([]))
+    values = run.metrics.get(figure, np.array([]))
     values = values[run.evaluated] if len(values) else values
     return float(values[-last:].mean()) if len(values) else math.nan
 
@@ -53,9 +53,9 @@ def curve(method: Method, figure: str) -> Curve:
     values = np.full((len(method.runs), len(rounds)), np.nan)
     there = np.zeros(values.shape, dtype=bool)
     for row, run in enumerate(method.runs):
-        if figure in run.figures:
+        if figure in run.metrics:
             columns = np.searchsorted(rounds, run.round[run.evaluated])
-            values[row, columns] = run.figures[figure][run.evaluated]
+            values[row, columns] = run.metrics[figure][run.evaluated]
             there[row, columns] = True
     count, at = there.sum(0), rounds - 1
     total, none = np.where(there, values, 0).sum(0), np.full(len(rounds), np.nan)
@@ -84,7 +84,7 @@ def _clock(increments: Sequence[np.ndarray]) -> np.ndarray:
 
 def _virtual(method: Method, at: np.ndarray) -> np.ndarray | None:
     clocks = [run.virtual for run in method.runs]
-    known = [clock for clock in clocks if clock is not None]
+    known = [clock for clock in clocks if np.isfinite(clock).all()]
     if len(known) < len(clocks):
         return None
     return _clock([np.diff(clock, prepend=0.0) for clock in known])[at]
@@ -143,11 +143,11 @@ def reach(method: Method, figure: str, quality: float, higher: bool) -> Reach:
     return Reach(r, float(c.bytes[at]), _known(c.seconds[at]), virtual)
 
 
-def alone(run: Run, figure: str, quality: float, higher: bool) -> int | None:
+def alone(run: RunRecord, figure: str, quality: float, higher: bool) -> int | None:
     """The first round in which a run by itself has a quality."""
-    if figure not in run.figures:
+    if figure not in run.metrics:
         return None
-    values = run.figures[figure][run.evaluated]
+    values = run.metrics[figure][run.evaluated]
     return first_round(run.round[run.evaluated], values, quality, higher)
 
 
@@ -180,7 +180,7 @@ def change(price: float | None, of_baseline: float | None) -> float | None:
     return price / of_baseline - 1
 
 
-def _seconds_a_round(run: Run) -> float:
+def _seconds_a_round(run: RunRecord) -> float:
     known = run.seconds[np.isfinite(run.seconds)]
     return float(known.mean()) if len(known) else math.nan
 

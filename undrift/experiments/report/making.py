@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.report.figures import (
     alone,
@@ -14,7 +16,7 @@ from undrift.experiments.report.figures import (
     final,
     reach,
 )
-from undrift.experiments.report.gather import Gathered, Method, gather
+from undrift.experiments.report.load import Method, Records, load_runs
 from undrift.experiments.report.summary import Row, Summary
 from undrift.experiments.report.words import answer, notes
 from undrift.metrics.quality import higher_is_better, spread
@@ -33,11 +35,11 @@ def summary(
     The baseline is the experiment's, else "fedavg", else the first method; the target is the experiment's unless
     given; the figure is the accuracy if there is one, else the loss.
     """
-    return summarised(gather(paths), target=target, baseline=baseline, figure=figure, last=last)
+    return summarised(load_runs(paths), target=target, baseline=baseline, figure=figure, last=last)
 
 
 def summarised(
-    gathered: Gathered,
+    records: Records,
     *,
     target: float | None,
     baseline: str | None,
@@ -46,54 +48,54 @@ def summarised(
 ) -> Summary:
     """The same from runs that have been read."""
     if figure is None:
-        figure = gathered.figures[0]
-    elif figure not in gathered.figures:
-        raise unknown("figure", figure, gathered.figures)
+        figure = records.metrics[0]
+    elif figure not in records.metrics:
+        raise unknown("figure", figure, records.metrics)
     if last is not None and last < 1:
         raise InvalidInput(f"last is a number of rounds from 1, got {last}")
     if target is not None and not math.isfinite(target):
         raise InvalidInput(f"target is a number, got {target}")
-    base = _baseline(gathered, baseline)
-    last = default_last(gathered.runs) if last is None else last
-    target = _target(gathered) if target is None else target
+    base = _baseline(records, baseline)
+    last = default_last(records.runs) if last is None else last
+    target = _target(records) if target is None else target
     higher = higher_is_better(figure)
     quality = _row(base, figure, last).mean
     quality = quality if math.isfinite(quality) else None
     rows = [
         _priced(_row(method, figure, last), method, figure, higher, quality, target)
-        for method in gathered.methods
+        for method in records.methods
     ]
     rows = _against([replace(row, baseline=row.label == base.label) for row in rows])
     best = _best(rows, higher)
     rows = tuple(replace(row, best=row is best) for row in rows)
     made = Summary(figure, higher, last, base.label, quality, target, rows)
-    return replace(made, answer=answer(made), notes=notes(gathered, made))
+    return replace(made, answer=answer(made), notes=notes(records, made))
 
 
-def _baseline(gathered: Gathered, asked: str | None) -> Method:
-    labels = {method.label: method for method in gathered.methods}
+def _baseline(records: Records, asked: str | None) -> Method:
+    labels = {method.label: method for method in records.methods}
     if asked is not None:
         if asked not in labels:
             raise unknown("baseline", asked, labels)
         return labels[asked]
     named = [
         method
-        for method in gathered.methods
-        if method.runs[0].source.experiment.get("baseline") == method.runs[0].method
+        for method in records.methods
+        if method.runs[0].experiment.settings.get("baseline") == method.runs[0].method
     ]
-    usual = [method for method in gathered.methods if method.runs[0].method == "fedavg"]
-    return (*named, *usual, *gathered.methods)[0]
+    usual = [method for method in records.methods if method.runs[0].method == "fedavg"]
+    return (*named, *usual, *records.methods)[0]
 
 
-def _target(gathered: Gathered) -> float | None:
-    targets = [source.experiment.get("target") for source in gathered.sources]
+def _target(records: Records) -> float | None:
+    targets = [source.settings.get("target") for source in records.experiments]
     return next((float(target) for target in targets if target is not None), None)
 
 
 def _row(method: Method, figure: str, last: int) -> Row:
     runs = method.runs
     finals = tuple(final(run, figure, last) for run in runs)
-    visits = sum(run.participants for run in runs)
+    visits = sum(run.visits for run in runs)
     seconds = [float(run.seconds.sum()) for run in runs]
     return Row(
         label=method.label,
@@ -109,14 +111,14 @@ def _row(method: Method, figure: str, last: int) -> Row:
         visit_down=sum(float(run.bytes_down.sum()) for run in runs) / visits if visits else None,
         visit_up=sum(float(run.bytes_up.sum()) for run in runs) / visits if visits else None,
         total_virtual=_virtual(method),
-        lacking=not any(figure in run.figures for run in runs),
+        lacking=not any(figure in run.metrics for run in runs),
         left_out=sum(run.left_out for run in runs),
         remarks=_remarks(method, finals, figure),
     )
 
 
 def _virtual(method: Method) -> float | None:
-    ends = [float(run.virtual[-1]) for run in method.runs if run.virtual is not None]
+    ends = [float(run.virtual[-1]) for run in method.runs if np.isfinite(run.virtual).all()]
     return sum(ends) / len(ends) if len(ends) == len(method.runs) else None
 
 
@@ -127,7 +129,7 @@ def _remarks(method: Method, finals: Sequence[float], figure: str) -> tuple[str,
             said.append(f"seed {run.seed} stopped after round {run.recorded} of {run.planned}")
         elif not run.finished:
             said.append(f"seed {run.seed} has {run.recorded} of {run.planned} rounds so far")
-        elif figure not in run.figures:
+        elif figure not in run.metrics:
             said.append(f"seed {run.seed} did not record {figure}")
         elif not math.isfinite(quality):
             said.append(f"seed {run.seed} is not finite at the end")

@@ -16,7 +16,7 @@ import numpy as np
 from undrift.core.errors import InvalidInput
 from undrift.experiments.report.federations import federations
 from undrift.experiments.report.figures import Reach, curve
-from undrift.experiments.report.gather import Gathered, Method, Source, gather
+from undrift.experiments.report.load import ExperimentRecord, Method, Records, load_runs
 from undrift.experiments.report.making import summarised
 from undrift.experiments.report.picture import png, spans_much
 from undrift.experiments.report.style import DASHES, looks
@@ -54,14 +54,14 @@ def write_report(
     `paths` are runs or directories of runs.  `claims` are a recipe's, in words: claim, published, recorded, here, holds.
     The other words are those of `summary`.
     """
-    gathered = gather(paths)
-    s = summarised(gathered, target=target, baseline=baseline, figure=figure, last=last)
-    picture = png(gathered, s)
+    records = load_runs(paths)
+    s = summarised(records, target=target, baseline=baseline, figure=figure, last=last)
+    picture = png(records, s)
     files = {
         "curves.png": picture,
         "summary.csv": summary_csv(s).encode(),
-        "rounds.csv": rounds_csv(gathered).encode(),
-        "report.html": page(gathered, s, picture, claims).encode(),
+        "rounds.csv": rounds_csv(records).encode(),
+        "report.html": page(records, s, picture, claims).encode(),
     }
     out = Path(out)
     try:
@@ -76,18 +76,18 @@ def write_report(
 
 
 def page(
-    gathered: Gathered, s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()
+    records: Records, s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()
 ) -> str:
     """The page's text."""
     script, style = _file("time.js") + _file("page.js"), _file("page.css")
-    drawn, time = federations(gathered), virtual_time(gathered, s, _looks(s))
+    drawn, time = federations(records), virtual_time(records, s, _looks(s))
     return _template().render(
         s=s,
         answer=[_unbroken(sentence) for sentence in s.answer],
         notes=[_unbroken(note) for note in s.notes],
-        title=_title(gathered),
+        title=_title(records),
         claims=claims,
-        facts=_facts(gathered),
+        facts=_facts(records),
         figure=s.figure.replace("_", " "),
         quality=number(s.quality, s.figure),
         target=goal(s.target, s.figure),
@@ -96,13 +96,13 @@ def page(
         compared=len(s.rows) > 1,
         time=time,
         federations=drawn,
-        sources=[_repeat(source) for source in gathered.sources],
-        runs=[_run(run) for run in gathered.runs],
+        sources=[_repeat(source) for source in records.experiments],
+        runs=[_run(run) for run in records.runs],
         picture=base64.b64encode(picture).decode(),
         style=style,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=_embedded({**_data(gathered, s, drawn), "time": _pictured(time)}),
+        data=_embedded({**_data(records, s, drawn), "time": _pictured(time)}),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
@@ -135,10 +135,10 @@ def _embedded(content: Any) -> str:
 # the curves
 
 
-def _data(gathered: Gathered, s: Summary, drawn: list[dict[str, Any]]) -> dict[str, Any]:
+def _data(records: Records, s: Summary, drawn: list[dict[str, Any]]) -> dict[str, Any]:
     methods = [
-        _method(method, look, gathered.figures, s)
-        for method, look in zip(gathered.methods, _looks(s), strict=True)
+        _method(method, look, records.metrics, s)
+        for method, look in zip(records.methods, _looks(s), strict=True)
     ]
     known = [axis for axis in ("seconds", "virtual") if all(m[axis] is not None for m in methods)]
     return {
@@ -153,9 +153,9 @@ def _data(gathered: Gathered, s: Summary, drawn: list[dict[str, Any]]) -> dict[s
                 "name": name,
                 "share": is_share(name),
                 "higher": higher_is_better(name),
-                "log": spans_much([curve(method, name) for method in gathered.methods], name),
+                "log": spans_much([curve(method, name) for method in records.methods], name),
             }
-            for name in gathered.figures
+            for name in records.metrics
         ],
         "methods": methods,
         "federations": [
@@ -209,32 +209,34 @@ def _unbroken(text: str) -> str:
     return text.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
-def _title(gathered: Gathered) -> str:
-    names = [source.experiment.get("name") for source in gathered.sources]
+def _title(records: Records) -> str:
+    names = [source.settings.get("name") for source in records.experiments]
     if all(names):
         return " and ".join(dict.fromkeys(str(name) for name in names))
     data = dict.fromkeys(
-        str(source.experiment.get("data", {}).get("name", "runs")) for source in gathered.sources
+        str(source.settings.get("data", {}).get("name", "runs")) for source in records.experiments
     )
-    labels = [method.label for method in gathered.methods]
+    labels = [method.label for method in records.methods]
     what = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
     return f"{what} on {', '.join(data)}"
 
 
-def _facts(gathered: Gathered) -> list[str]:
+def _facts(records: Records) -> list[str]:
     """The setting in a few words, where it is one setting."""
-    words = gathered.sources[0].experiment
-    if any(source.experiment.get("clients") != words.get("clients") for source in gathered.sources):
+    words = records.experiments[0].settings
+    if any(
+        source.settings.get("clients") != words.get("clients") for source in records.experiments
+    ):
         return []
     clients, participation = words.get("clients", {}), words.get("participation", {})
-    about = next((run.federation for run in gathered.runs if run.federation), {})
+    about = next((run.federation for run in records.runs if run.federation), {})
     number = clients.get("number") or about.get("clients")
     other = {
         k: v for k, v in clients.items() if k not in ("partition", "number", "weights", "seed")
     }
     partition = " ".join([str(clients.get("partition")), *(f"{k} {v}" for k, v in other.items())])
     per_round = participation.get("per_round")
-    seeds, rounds = len({run.seed for run in gathered.runs}), {run.planned for run in gathered.runs}
+    seeds, rounds = len({run.seed for run in records.runs}), {run.planned for run in records.runs}
     facts = [
         f"{number:,} clients" if number else "",
         partition,
@@ -308,7 +310,7 @@ def _by_seed(row: Row) -> str:
     return f"seeds {min(there):,}–{max(there):,}"
 
 
-def _repeat(source: Source) -> dict[str, Any]:
+def _repeat(source: ExperimentRecord) -> dict[str, Any]:
     manifest = source.manifest
     machine: Mapping[str, Any] = manifest.get("machine", {})
     return {
@@ -333,5 +335,5 @@ def _run(run: Any) -> dict[str, Any]:
         "rounds": f"{run.recorded:,} of {run.planned:,}",
         "ended": ended,
         "path": str(run.path),
-        "checksums": (run.federation or {}).get("checksums") or {},
+        "checksums": run.federation.get("checksums") or {},
     }

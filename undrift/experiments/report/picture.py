@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from undrift.experiments.report.figures import Curve, curve
-from undrift.experiments.report.gather import Gathered
+from undrift.experiments.report.load import Records
 from undrift.experiments.report.style import BASELINE, COLOURS, DASHES, looks
 from undrift.experiments.report.summary import Summary
 from undrift.experiments.report.words import goal, is_share
@@ -16,14 +16,14 @@ SECONDS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 ENOUGH = 30  # times: figures that span more are drawn on a log scale
 
 
-def png(gathered: Gathered, s: Summary, dpi: int = 110) -> bytes:
+def png(records: Records, s: Summary, dpi: int = 110) -> bytes:
     """The report's figure against rounds, bytes and seconds: means over seeds, from least to greatest shaded."""
     from matplotlib.backends.backend_agg import (
         FigureCanvasAgg,
     )  # here, because it is slow to import
     from matplotlib.figure import Figure  # not pyplot, whose state is the caller's
 
-    curves = {method.label: curve(method, s.figure) for method in gathered.methods}
+    curves = {method.label: curve(method, s.figure) for method in records.methods}
     axes_shown = ["round", "bytes", "seconds"]
     if not any(each.seconds_known for each in curves.values()):
         axes_shown.remove("seconds")

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from undrift.experiments.report.figures import Reach
-from undrift.experiments.report.gather import Gathered
+from undrift.experiments.report.load import Records
 from undrift.experiments.report.summary import Row, Summary
-from undrift.experiments.report.timed import VIRTUAL
+from undrift.experiments.report.timing import VIRTUAL
 from undrift.experiments.report.words import NEVER, goal, in_bytes, in_percent, number, quality_of
 
 
@@ -100,23 +101,23 @@ def _plain(s: Summary, row: Row) -> dict[str, Any]:
     return line | {"remarks": "; ".join(row.remarks)}
 
 
-def rounds_csv(gathered: Gathered) -> str:
+def rounds_csv(records: Records) -> str:
     """Every recorded round of every run; a figure is empty where it was not evaluated or not finite."""
-    return _csv(_rounds(gathered))
+    return _csv(_rounds(records))
 
 
-def _rounds(gathered: Gathered) -> Iterable[dict[str, Any]]:
-    timed = any(run.virtual is not None for run in gathered.runs)
-    for run in gathered.runs:
+def _rounds(records: Records) -> Iterable[dict[str, Any]]:
+    timed = any(np.isfinite(run.virtual).all() for run in records.runs)
+    for run in records.runs:
         for i, r in enumerate(run.round):
             line: dict[str, Any] = {"label": run.label, "seed": run.seed, "round": int(r)}
-            for name in gathered.figures:
-                line[name] = float(run.figures[name][i]) if name in run.figures else None
+            for name in records.metrics:
+                line[name] = float(run.metrics[name][i]) if name in run.metrics else None
             line |= {"bytes_down": int(run.bytes_down[i]), "bytes_up": int(run.bytes_up[i])}
             line |= {"seconds": float(run.seconds[i]), "cumulative_bytes": int(run.bytes[i])}
             if timed:
-                line[VIRTUAL] = None if run.virtual is None else float(run.virtual[i])
-                line["staleness_mean"] = run.timed and float(run.timed.staleness[i])
+                line[VIRTUAL] = float(run.virtual[i])
+                line["staleness_mean"] = run.timing and float(run.timing.staleness[i])
             yield line
 
 

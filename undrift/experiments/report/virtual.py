@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from undrift.experiments.report.gather import Gathered, Method
+from undrift.experiments.report.load import Method, Records
 from undrift.experiments.report.style import DASHES
 from undrift.experiments.report.summary import Row, Summary
-from undrift.experiments.report.timed import First, Timed
+from undrift.experiments.report.timing import RunTiming, Timeline
 from undrift.experiments.report.words import NEVER, in_percent, in_seconds, number
 
 BARS = 21  # of a histogram, at most; the last one holds the tail
@@ -16,11 +16,11 @@ TAIL = 0.01  # of the updates: what goes into the last bar
 
 
 def virtual_time(
-    gathered: Gathered, s: Summary, looks: Sequence[tuple[int, int]]
+    records: Records, s: Summary, looks: Sequence[tuple[int, int]]
 ) -> dict[str, Any] | None:
     """Everything the section shows; None if no method has been run in virtual time."""
     accounts = {
-        method.label: account for method in gathered.methods if (account := _account(method))
+        method.label: account for method in records.methods if (account := _account(method))
     }
     if not accounts:
         return None
@@ -33,18 +33,18 @@ def virtual_time(
         "stale": any(len(each) > 1 for each in counts.values()),
         "histograms": _histograms(counts, look),
         "firsts": [
-            {"label": method.label, "seed": run.seed, **_drawn(run.timed.first)}
-            for method in gathered.methods
+            {"label": method.label, "seed": run.seed, **_drawn(run.timing.timeline)}
+            for method in records.methods
             if method.label in accounts
             for run in method.runs[:1]
-            if run.timed and run.timed.first
+            if run.timing and run.timing.timeline
         ],
     }
 
 
-def _account(method: Method) -> list[Timed]:
+def _account(method: Method) -> list[RunTiming]:
     """Of all its runs, or of none."""
-    found = [run.timed for run in method.runs if run.timed is not None]
+    found = [run.timing for run in method.runs if run.timing is not None]
     return found if len(found) == len(method.runs) else []
 
 
@@ -66,11 +66,11 @@ def mean_of(counts: np.ndarray) -> float:
 
 
 def _row(
-    row: Row, runs: Sequence[Timed], counts: np.ndarray, look: tuple[int, int]
+    row: Row, runs: Sequence[RunTiming], counts: np.ndarray, look: tuple[int, int]
 ) -> dict[str, Any]:
     """A line: what is shown, what it is sorted by, and what is said below."""
 
-    def mean(of: Callable[[Timed], float]) -> float:
+    def mean(of: Callable[[RunTiming], float]) -> float:
         return sum(map(of, runs)) / len(runs)
 
     updates, lost = mean(lambda run: run.updates), mean(lambda run: run.lost)
@@ -157,7 +157,7 @@ def _shares(counts: np.ndarray, edges: Sequence[int]) -> list[float]:
     return [round(each / max(int(counts.sum()), 1), 5) for each in within]
 
 
-def _drawn(first: First) -> dict[str, Any]:
+def _drawn(first: Timeline) -> dict[str, Any]:
     """The first seconds, with numbers as short as a picture needs."""
     row = {client: place for place, client in enumerate(first.clients)}
     return {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from undrift.experiments.report.gather import Gathered, Source
+from undrift.experiments.report.load import ExperimentRecord, Records
 from undrift.experiments.report.summary import Row, Summary
 
 NEVER = "never"
@@ -275,14 +275,14 @@ def _not_ended(s: Summary) -> list[str]:
 # the notes
 
 
-def notes(gathered: Gathered, s: Summary) -> tuple[str, ...]:
+def notes(records: Records, s: Summary) -> tuple[str, ...]:
     """What a reader should bear in mind."""
     said = [
         f"{run.name} stopped after round {run.recorded} of {run.planned}: {run.stopped.rstrip('.')}."
-        for run in gathered.runs
+        for run in records.runs
         if run.stopped is not None
     ]
-    going = [run for run in gathered.runs if not run.finished]
+    going = [run for run in records.runs if not run.finished]
     if going:
         each = listed([f"{run.name}: {run.recorded} of {run.planned} rounds" for run in going])
         said.append(f"Unfinished, shown as far as they got: {each}.")
@@ -292,12 +292,12 @@ def notes(gathered: Gathered, s: Summary) -> tuple[str, ...]:
     wild = [row.label for row in s.rows if not math.isfinite(row.mean) and not row.lacking]
     if wild:
         said.append(f"Not finite at the end: {listed(wild)}.")
-    if gathered.silent:
-        names = listed([run.name for run in gathered.silent])
+    if records.not_evaluated:
+        names = listed([run.name for run in records.not_evaluated])
         said.append(f"Begun, but nothing evaluated yet, so not shown: {names}.")
-    for source in gathered.sources:
-        if source.waiting:
-            said.append(f"Not begun yet: {listed(source.waiting)}.")
+    for source in records.experiments:
+        if source.not_started:
+            said.append(f"Not begun yet: {listed(source.not_started)}.")
     by_seeds: dict[tuple[int, ...], list[str]] = {}
     for row in s.rows:
         by_seeds.setdefault(row.seeds, []).append(row.label)
@@ -306,37 +306,37 @@ def notes(gathered: Gathered, s: Summary) -> tuple[str, ...]:
             f"{', '.join(map(str, seeds))} with {few(labels)}" for seeds, labels in by_seeds.items()
         )
         said.append(f"The methods do not have the same seeds: {each}.")
-    said += _differences(gathered)
+    said += _differences(records)
     lacking = [row.label for row in s.rows if row.lacking]
     if lacking:
         said.append(f"{listed(lacking)} did not record {s.figure}.")
     return tuple(said)
 
 
-def _differences(gathered: Gathered) -> list[str]:
+def _differences(records: Records) -> list[str]:
     """What differs between sources that should not."""
     said = []
     for key in ALIKE:
-        values = {_name(source): _short(source.experiment.get(key)) for source in gathered.sources}
+        values = {_name(source): _short(source.settings.get(key)) for source in records.experiments}
         if len(set(values.values())) > 1:
             each = "; ".join(f"{name}: {value}" for name, value in values.items())
             said.append(f"Not the same {key} everywhere, so compare with care: {each}.")
-    sums = {_short((run.federation or {}).get("checksums")) for run in gathered.runs}
+    sums = {_short(run.federation.get("checksums")) for run in records.runs}
     if len(sums) > 1:
         said.append("Not the same data files everywhere: their checksums differ.")
-    machines = {_short(run.source.manifest.get("machine")) for run in gathered.runs}
-    versions = {_short(run.source.manifest.get("versions")) for run in gathered.runs}
+    machines = {_short(run.experiment.manifest.get("machine")) for run in records.runs}
+    versions = {_short(run.experiment.manifest.get("versions")) for run in records.runs}
     if len(machines) > 1 or len(versions) > 1:
         said.append("Machines or versions differ between runs: do not compare their seconds.")
     targets = {
-        t for source in gathered.sources if (t := source.experiment.get("target")) is not None
+        t for source in records.experiments if (t := source.settings.get("target")) is not None
     }
     if len(targets) > 1:
         said.append(f"The experiments have different targets: {', '.join(map(str, targets))}.")
     return said
 
 
-def _name(source: Source) -> str:
+def _name(source: ExperimentRecord) -> str:
     return str(source.path)
 
 
