@@ -11,10 +11,10 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import Section
-from undrift.experiments.report.figures import alone, default_last, final
 from undrift.experiments.report.load import Method, RunRecord, load_runs
+from undrift.experiments.report.stats import default_last, final_quality, rounds_to_reach
 from undrift.experiments.runs.files import read_json, write_json
-from undrift.metrics.quality import higher_is_better, spread
+from undrift.metrics.quality import spread
 
 
 class Ours(Section):
@@ -161,8 +161,8 @@ def _measured(claim: Claim, label: str, methods: Mapping[str, Method]) -> dict[i
 
 def _number(claim: Claim, run: RunRecord, last: int) -> float:
     if claim.target is None:
-        return final(run, claim.figure, last)
-    reached = alone(run, claim.figure, claim.target, higher_is_better(claim.figure))
+        return final_quality(run, claim.figure, last)
+    reached = rounds_to_reach(run, claim.figure, claim.target)
     if reached is None:
         return math.inf
     if claim.measure == "rounds":

@@ -4,13 +4,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.report.timing import VIRTUAL, RunTiming, read_timing
+from undrift.experiments.report.timing import VIRTUAL, Line, RunTiming, read_timing
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
     FEDERATION,
@@ -21,8 +22,10 @@ from undrift.experiments.runs.directory import (
 )
 from undrift.experiments.runs.files import read_json, read_lines
 
+Number = int | float | None  # None is what was not finite
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class ExperimentRecord:
     """A directory that one command has made: a comparison, or a single run."""
 
@@ -30,15 +33,11 @@ class ExperimentRecord:
     text: str  # of experiment.toml
     settings: Mapping[str, Any]  # the same, parsed
     manifest: Mapping[str, Any]
-    not_started: tuple[str, ...] = ()  # runs of a comparison that have no directory yet
-
-    @cached_property
-    def labels(self) -> list[str]:
-        """Its methods, in the order of the experiment."""
-        return _labels(self.settings)
+    labels: list[str]  # of its methods
+    not_started: list[str]  # runs of a comparison that have no directory yet
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunRecord:
     """One method with one seed.  Arrays have one entry per round; NaN is what was not recorded or not finite."""
 
@@ -78,7 +77,7 @@ class RunRecord:
         return f"{self.label} (seed {self.seed})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """The runs with one label, one per seed."""
 
@@ -98,8 +97,14 @@ class Method:
     def ended_well(self) -> bool:
         return all(run.finished and run.stopped is None for run in self.runs)
 
+    @cached_property
+    def timings(self) -> list[RunTiming]:
+        """Of all its runs in virtual time, or of none."""
+        known = [run.timing for run in self.runs if run.timing is not None]
+        return known if len(known) == len(self.runs) else []
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Records:
     """Everything that a report is made from."""
 
@@ -149,7 +154,7 @@ def load_runs(paths: Sequence[Path]) -> Records:
     return Records(tuple(experiments.values()), methods, not_evaluated)
 
 
-def _labels(settings: Mapping[str, Any]) -> list[str]:
+def _list_labels(settings: Mapping[str, Any]) -> list[str]:
     single = settings.get("algorithm")
     return [single["name"]] if single else list(settings.get("algorithms", {}))
 
@@ -168,20 +173,20 @@ def _load_experiment(path: Path, whole: bool) -> ExperimentRecord:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path / EXPERIMENT} is not TOML: {error}") from error
+    labels = _list_labels(settings)
+    expected = product(labels, settings.get("seeds", [])) if whole and not directory.is_run else ()
     not_started = [
         f"{label} (seed {seed})"
-        for label in _labels(settings)
-        for seed in settings.get("seeds", [])
-        if whole and not directory.is_run
+        for label, seed in expected
         if not RunDirectory(path / label / f"seed-{seed}").is_run
     ]
-    return ExperimentRecord(path, text, settings, directory.manifest(), tuple(not_started))
+    return ExperimentRecord(path, text, settings, directory.manifest(), labels, not_started)
 
 
 def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecord:
     try:
         settings = tomllib.loads(directory.experiment_text)
-        (seed,), (label,), planned = settings["seeds"], _labels(settings), settings["rounds"]
+        (seed,), (label,), planned = settings["seeds"], _list_labels(settings), settings["rounds"]
     except (KeyError, ValueError) as error:  # a TOMLDecodeError is a ValueError
         raise InvalidInput(
             f"{directory.path / EXPERIMENT} does not describe a single run ({error!r})"
@@ -189,7 +194,7 @@ def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecor
     method = label if experiment.path == directory.path else directory.path.parent.name
     lines = directory.rounds()
     metrics = [
-        {name: value for name, value in figures(line).items() if _is_number(value)}
+        {name: value for name, value in figures(line).items() if isinstance(value, Number)}
         for line in lines
     ]
     names = dict.fromkeys(name for each in metrics for name in each)
@@ -202,13 +207,13 @@ def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecor
         seed=seed,
         planned=planned,
         every=settings.get("evaluation", {}).get("every", 1),
-        round=np.array([line["round"] for line in lines], dtype=int),
-        metrics={name: _to_array([each.get(name) for each in metrics]) for name in names},
+        round=_column(lines, "round", int),
+        metrics={name: _column(metrics, name) for name in names},
         evaluated=np.array([bool(each) for each in metrics], dtype=bool),
-        bytes_down=np.array([line["bytes_down"] for line in lines], dtype=np.int64),
-        bytes_up=np.array([line["bytes_up"] for line in lines], dtype=np.int64),
-        seconds=_to_array([line["seconds"] for line in lines]),
-        virtual=_to_array([line.get(VIRTUAL) for line in lines]),
+        bytes_down=_column(lines, "bytes_down", int),
+        bytes_up=_column(lines, "bytes_up", int),
+        seconds=_column(lines, "seconds"),
+        virtual=_column(lines, VIRTUAL),
         timing=read_timing(lines, list(read_lines(directory.path / VISITS))),
         visits=sum(line.get("participants", 0) for line in lines),
         left_out=sum(len(line.get("left_out", ())) for line in lines),
@@ -218,13 +223,9 @@ def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecor
     )
 
 
-def _is_number(value: Any) -> bool:
-    """None stands for a number that was not finite."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _to_array(values: Sequence[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
+def _column(lines: Sequence[Line], name: str, dtype: type = float) -> np.ndarray:
+    """One number of every line; None, or what is not there, becomes NaN."""
+    return np.array([line.get(name) for line in lines], dtype=dtype)
 
 
 def _distinguish_labels(runs: Sequence[RunRecord]) -> list[RunRecord]:

@@ -36,26 +36,15 @@ class RunTiming:
 
     staleness   mean over the updates of each round, NaN where there was none
     counts      how many updates had a staleness of 0, 1, 2, ...
-    lost        visits without a result
-    waited      virtual seconds that finished updates waited for a server step; wasted: of computing whose update was lost
-    tau_eff     mean over rounds; chi2, chi2_steps, used: at the end, as in `undrift.Timing`
+    totals      numbers of the whole run: updates and the clients they came from, lost visits, the seconds that updates
+                waited for a server step, seconds of computing wasted on lost updates, mean tau_eff, final chi2 and chi2_steps
     timeline    None if no visit was recorded
     """
 
     staleness: np.ndarray
     counts: np.ndarray
-    lost: int
-    waited: float
-    wasted: float
-    tau_eff: float
-    chi2: float
-    chi2_steps: float
-    used: int
+    totals: Mapping[str, float]
     timeline: Timeline | None
-
-    @property
-    def updates(self) -> int:
-        return int(self.counts.sum())
 
 
 def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | None:
@@ -63,17 +52,21 @@ def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | No
     rounds = [line["timing"] for line in lines if "timing" in line]
     if not rounds or len(rounds) < len(lines):
         return None
-    staleness = [each["staleness"] for each in rounds]
+    staleness, last = [each["staleness"] for each in rounds], rounds[-1]
+    totals = {
+        "updates": sum(map(len, staleness)),
+        "clients": last["used"],
+        "lost": sum(len(each["lost"]) for each in rounds),
+        "waited_seconds": sum(each["waited"] for each in rounds),
+        "wasted_seconds": sum(each["wasted"] for each in rounds),
+        "tau_eff": float(np.mean([each["tau_eff"] for each in rounds])),
+        "chi2": last["chi2"],
+        "chi2_steps": last["chi2_steps"],
+    }
     return RunTiming(
         staleness=np.array([np.mean(each) if each else np.nan for each in staleness]),
         counts=np.bincount(np.array([age for each in staleness for age in each], dtype=int)),
-        lost=sum(len(each["lost"]) for each in rounds),
-        waited=float(sum(each["waited"] for each in rounds)),
-        wasted=float(sum(each["wasted"] for each in rounds)),
-        tau_eff=float(np.mean([each["tau_eff"] for each in rounds])),
-        chi2=rounds[-1]["chi2"],
-        chi2_steps=rounds[-1]["chi2_steps"],
-        used=rounds[-1]["used"],
+        totals=totals,
         timeline=build_timeline(lines, visits) if visits else None,
     )
 
