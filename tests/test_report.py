@@ -485,7 +485,7 @@ def test_a_real_run_becomes_a_report(tmp_path: Path) -> None:
     recorded = [json.loads(line) for line in lines]
     assert s.row("fedavg").mean == recorded[-1]["accuracy"]
     sent = sum(line["bytes_down"] + line["bytes_up"] for line in recorded)
-    assert s.row("fedavg").total_bytes == sent
+    assert s.row("fedavg").total.bytes == sent
     text = write_report([tmp_path / "runs"], tmp_path / "out").read_text()
     assert "10 clients hold" in text and "[algorithms.strong]" in text
 
@@ -602,7 +602,7 @@ def test_the_page_shows_curves_and_the_summarys_numbers(
         expected += [s.change(row, lambda row: row.to_baseline.bytes), base.seconds]
         expected += [s.change(row, lambda row: row.to_baseline.seconds)]
         expected += [target.rounds, target.bytes, target.seconds]
-        expected += [row.total_bytes, row.total_seconds]
+        expected += [row.total.bytes, row.total.seconds]
         assert values[:11] == pytest.approx(
             [math.nan if each is None else each for each in expected], rel=1e-12, nan_ok=True
         )

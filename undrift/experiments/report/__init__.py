@@ -1,18 +1,18 @@
 """Reports: what runs have shown, as a page, a plot and tables.
 
-From the bottom up, each module imports only those above it in this list:
+Each module imports only those above it:
 
-    timing, load    run directories -> frozen records
-    stats           every number, defined once: final quality, curves, the cost of reaching a quality
-    summary         one row per method
-    format, text    numbers and sentences          a new sentence: a function in text.ANSWER or text.NOTES
-    tables          page, terminal, CSV            a new column: an entry in tables.list_columns
-    plots, charts   curves.png, plots of the page  a new axis: an entry in plots.AXES; a new plot: one in charts.CHARTS
-    html            page.html (jinja), page.css, page.js, time.js
-    write           summarise, write_report
+    load     run directories -> frozen records
+    stats    every number, defined once: final quality, curves, costs; the summary, one row per method
+    format   numbers and lists as people read them
+    text     sentences; a new one is a function in ANSWER or NOTES
+    tables   tables of the page and the terminal, CSV files; a new column is an entry in `list_columns`
+    plots    curves.png and the data of the page's plots; a new axis is an entry in AXES, a new plot one in CHARTS
+    html     the page: page.html (jinja), page.css, page.js, time.js
+    write    summarise, write_report
 """
 
-from undrift.experiments.report.summary import Row, Summary
+from undrift.experiments.report.stats import Row, Summary
 from undrift.experiments.report.tables import terminal_table
 from undrift.experiments.report.write import Options, summarise, write_files, write_report
 

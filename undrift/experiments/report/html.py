@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from undrift.experiments.report.charts import chart_data, list_federations
 from undrift.experiments.report.format import (
     format_change,
     format_metric,
-    format_seconds,
     format_settings,
     keep_units,
     plural,
 )
 from undrift.experiments.report.load import Records
-from undrift.experiments.report.plots import DASHES, assign_styles
-from undrift.experiments.report.summary import Row, Summary
+from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
+from undrift.experiments.report.stats import Row, Summary
 from undrift.experiments.report.tables import Column, list_columns
 from undrift.experiments.report.text import spell, write_remarks
 
@@ -122,25 +120,17 @@ def _write_title(records: Records) -> str:
 def _list_facts(records: Records) -> list[str]:
     """The setting in a few words, where all experiments share it."""
     settings = records.experiments[0].settings
-    clients, participation = settings.get("clients", {}), settings.get("participation", {})
-    if any(each.settings.get("clients", {}) != clients for each in records.experiments):
+    if any(each.settings.get("clients") != settings.get("clients") for each in records.experiments):
         return []
+    clients = {k: v for k, v in settings.get("clients", {}).items() if k not in ("weights", "seed")}
     about = next((run.federation for run in records.runs if run.federation), {})
-    number = clients.get("number") or about.get("clients")
-    partition = {k: v for k, v in clients.items() if k not in ("number", "weights", "seed")}
-    per_round, server = participation.get("per_round"), settings.get("server", {})
-    if server.get("kind") == "buffer":
-        concurrent = f", {server['concurrency']} at work" if "concurrency" in server else ""
-        cohort = f"buffer of {server.get('size')}{concurrent}"
-    elif server.get("kind") == "deadline":
-        cohort = f"deadline {format_seconds(server['seconds'])}"
-    else:
-        cohort = f"{per_round} per round" if per_round else str(participation.get("scheme", ""))
+    number = clients.pop("number", about.get("clients"))
+    cohort = settings.get("server") or settings.get("participation", {})
     rounds, seeds = {run.planned for run in records.runs}, {run.seed for run in records.runs}
     facts = [
         plural(number, "client") if number else "",
-        format_settings(partition).removeprefix("partition "),
-        cohort,
+        format_settings(clients).removeprefix("partition "),
+        format_settings(cohort).removeprefix("scheme ").removeprefix("kind "),
         plural(rounds.pop(), "round") if len(rounds) == 1 else "",
         plural(len(seeds), "seed"),
         plural(about["parameters"], "parameter") if about else "",

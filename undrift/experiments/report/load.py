@@ -1,17 +1,18 @@
 """Read run directories into frozen records.  Nothing of an experiment is built or run."""
 
 import tomllib
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.report.timing import VIRTUAL, Line, RunTiming, read_timing
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
     FEDERATION,
@@ -22,7 +23,45 @@ from undrift.experiments.runs.directory import (
 )
 from undrift.experiments.runs.files import read_json, read_lines
 
+VIRTUAL = "virtual_seconds"  # the virtual clock after a round, in metrics.jsonl
+MAX_CLIENTS, MIN_VISITS, MIN_STEPS = 25, 60, 3  # of a timeline
+
+Line = Mapping[str, Any]  # of a JSON lines file
 Number = int | float | None  # None is what was not finite
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The beginning of a run: who did what when.
+
+    until    the last moment that is shown                 steps   (moment, round) of the server's steps by then
+    clients  in the order in which they were first asked   others  number of clients asked by then that have no row
+    visits   of these clients, as in visits.jsonl, with "used": the moment of the server step that used the update,
+             None for an update that was lost or is not used yet
+    """
+
+    until: float
+    clients: tuple[int, ...]
+    others: int
+    visits: tuple[Line, ...]
+    steps: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RunTiming:
+    """The timing of a run in virtual time.
+
+    staleness   mean over the updates of each round, NaN where there was none
+    counts      how many updates had a staleness of 0, 1, 2, ...
+    totals      numbers of the whole run: updates and the clients they came from, lost visits, the seconds that updates
+                waited for a server step, seconds of computing wasted on lost updates, mean tau_eff, final chi2 and chi2_steps
+    timeline    None if no visit was recorded
+    """
+
+    staleness: np.ndarray
+    counts: np.ndarray
+    totals: Mapping[str, float]
+    timeline: Timeline | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,27 +268,17 @@ def _column(lines: Sequence[Line], name: str, dtype: type = float) -> np.ndarray
 
 
 def _distinguish_labels(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Add the directory's name to labels that several experiments use."""
-    users: dict[str, set[Path]] = {}
-    for run in runs:
-        users.setdefault(run.method, set()).add(run.experiment.path)
-    names = _short_names({run.experiment.path for run in runs})
-    return [
-        replace(run, label=f"{run.method} ({names[run.experiment.path]})")
-        if len(users[run.method]) > 1
-        else run
-        for run in runs
-    ]
+    """Add as much of the directory's path as is needed to labels that several experiments use."""
+    parts = {run.experiment.path: run.experiment.path.resolve().parts for run in runs}
+    lengths = (n for n in count(1) if len({each[-n:] for each in parts.values()}) == len(parts))
+    length = next(lengths)
+    users = Counter(method for method, _ in {(run.method, run.experiment.path) for run in runs})
 
+    def distinguish(run: RunRecord) -> RunRecord:
+        name = "/".join(parts[run.experiment.path][-length:])
+        return replace(run, label=f"{run.method} ({name})") if users[run.method] > 1 else run
 
-def _short_names(paths: set[Path]) -> dict[Path, str]:
-    """As much of the end of each path as tells it from the others."""
-    parts = {path: path.resolve().parts for path in paths}
-    for length in range(1, max(map(len, parts.values()))):
-        names = {path: "/".join(each[-length:]) for path, each in parts.items()}
-        if len(set(names.values())) == len(names):
-            return names
-    return {path: str(path) for path in paths}
+    return [distinguish(run) for run in runs]
 
 
 def _group_by_label(runs: Sequence[RunRecord]) -> tuple[Method, ...]:
@@ -265,3 +294,56 @@ def _group_by_label(runs: Sequence[RunRecord]) -> tuple[Method, ...]:
     for run in sorted(runs, key=order):
         by_label.setdefault(run.label, []).append(run)
     return tuple(Method(label, tuple(group)) for label, group in by_label.items())
+
+
+# virtual time
+
+
+def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | None:
+    """From the lines of metrics.jsonl and visits.jsonl; None unless every round has its timing."""
+    rounds = [line["timing"] for line in lines if "timing" in line]
+    if not rounds or len(rounds) < len(lines):
+        return None
+    staleness, last = [each["staleness"] for each in rounds], rounds[-1]
+    totals = {
+        "updates": sum(map(len, staleness)),
+        "clients": last["used"],
+        "lost": sum(len(each["lost"]) for each in rounds),
+        "waited_seconds": sum(each["waited"] for each in rounds),
+        "wasted_seconds": sum(each["wasted"] for each in rounds),
+        "tau_eff": float(np.mean([each["tau_eff"] for each in rounds])),
+        "chi2": last["chi2"],
+        "chi2_steps": last["chi2_steps"],
+    }
+    return RunTiming(
+        staleness=np.array([np.mean(each) if each else np.nan for each in staleness]),
+        counts=np.bincount(np.array([age for each in staleness for age in each], dtype=int)),
+        totals=totals,
+        timeline=build_timeline(lines, visits) if visits else None,
+    )
+
+
+def build_timeline(lines: Sequence[Line], visits: Sequence[Line]) -> Timeline:
+    """As much of a run as a plot can show: until some visits are over and the server has stepped a few times."""
+    clock = [line[VIRTUAL] for line in lines]
+    returns = sorted(visit["returns"] for visit in visits)
+    until = max(returns[:MIN_VISITS][-1], clock[:MIN_STEPS][-1])
+    asked = sorted((v for v in visits if v["dispatched"] <= until), key=lambda v: v["order"])
+    clients = tuple(dict.fromkeys(visit["client"] for visit in asked))
+    shown = set(clients[:MAX_CLIENTS])
+
+    def find_use(visit: Line) -> float | None:
+        """The first step after the return that has the client: it is not asked again before that."""
+        if visit["fate"] != "arrives":
+            return None
+        client, later = visit["client"], lines[bisect_left(clock, visit["returns"]) :]
+        used_by = (line for line in later if client in line.get("clients", (client,)))
+        return next((line[VIRTUAL] for line in used_by), None)
+
+    return Timeline(
+        until=until,
+        clients=clients[:MAX_CLIENTS],
+        others=len(clients) - len(shown),
+        visits=tuple({**v, "used": find_use(v)} for v in asked if v["client"] in shown),
+        steps=tuple((line[VIRTUAL], line["round"]) for line in lines if line[VIRTUAL] <= until),
+    )

@@ -7,13 +7,15 @@ cost by share      of the baseline's final quality, by the three steps of append
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from undrift.experiments.report.load import Method, RunRecord
-from undrift.metrics.quality import higher_is_better, usual_last
+from undrift.core.errors import InvalidInput, unknown
+from undrift.experiments.report.load import Method, Records, RunRecord
+from undrift.metrics.quality import higher_is_better, spread, usual_last
 
 ROUNDING = 1e-12  # a mean of equal numbers may differ from them by this much
 
@@ -57,9 +59,6 @@ def mean_timing(method: Method) -> dict[str, float]:
     }
 
 
-# final quality
-
-
 def default_last(runs: Sequence[RunRecord]) -> int:
     """How many evaluated rounds a final quality is the mean of, by the shortest run."""
     return usual_last(min(run.planned // run.every for run in runs))
@@ -70,9 +69,6 @@ def final_quality(run: RunRecord, metric: str, last: int) -> float:
     if metric not in run.metrics or not run.evaluated.any():
         return math.nan
     return float(run.metrics[metric][run.evaluated][-last:].mean())
-
-
-# curves
 
 
 @dataclass(frozen=True)
@@ -96,8 +92,8 @@ class Curve:
 def mean_curve(method: Method, metric: str) -> Curve:
     """Average a method's runs round by round; a mean is NaN if one of the runs is not finite there."""
     runs = method.runs
-    values = [run.metrics.get(metric, run.seconds) for run in runs]
-    metrics = _stack(values, [run.evaluated & (metric in run.metrics) for run in runs])
+    known = [run.evaluated & (metric in run.metrics) for run in runs]
+    metrics = _stack([run.metrics.get(metric, run.evaluated) for run in runs], known)
     at = np.unique(np.concatenate([np.flatnonzero(run.evaluated) for run in runs]))
     return Curve(
         round=at + 1,
@@ -178,6 +174,16 @@ def cost_to_reach(method: Method, metric: str, quality: float | None) -> Cost:
     return Cost(True, r, r / method.planned, *spent)
 
 
+def total_cost(method: Method) -> Cost:
+    """What all recorded rounds cost, mean over seeds."""
+    return Cost(
+        rounds=method.common,
+        bytes=mean_over_seeds(method, lambda run: run.bytes[-1]),
+        seconds=mean_over_seeds(method, lambda run: run.seconds.sum()),
+        virtual=mean_over_seeds(method, lambda run: run.virtual[-1]),
+    )
+
+
 def cost_by_share(method: Method, metric: str, quality: float | None) -> Cost:
     """The cost of the baseline's quality by C.3: r, the rounds to reach it (all T if never); s = r / T; s of what T rounds
     cost.  A run that ended early counts as if it had continued at the same cost per round.  The virtual clock is read, not
@@ -185,27 +191,162 @@ def cost_by_share(method: Method, metric: str, quality: float | None) -> Cost:
     cost, T = cost_to_reach(method, metric, quality), method.planned
     if cost.reached is None:
         return cost
-    share = 1.0 if cost.share is None else cost.share
-    total_bytes = mean_over_seeds(method, lambda run: run.bytes[-1] * T / run.recorded)
-    total_seconds = mean_over_seeds(method, lambda run: _seconds_per_round(run) * T)
-    return replace(
-        cost,
-        rounds=T if cost.rounds is None else cost.rounds,
-        share=share,
-        bytes=None if total_bytes is None else total_bytes * share,
-        seconds=None if total_seconds is None else total_seconds * share,
-    )
-
-
-def relative_change(cost: float | None, baseline: float | None) -> float | None:
-    """A cost relative to the baseline's: -0.25 is a quarter less.
-
-    >>> relative_change(75.0, 100.0)
-    -0.25
-    """
-    return None if cost is None or not baseline else cost / baseline - 1
+    share = cost.share if cost.share is not None else 1.0
+    sent = mean_over_seeds(method, lambda run: run.bytes[-1] * T / run.recorded * share)
+    seconds = mean_over_seeds(method, lambda run: _seconds_per_round(run) * T * share)
+    return replace(cost, rounds=cost.rounds or T, share=share, bytes=sent, seconds=seconds)
 
 
 def _seconds_per_round(run: RunRecord) -> float:
     known = run.seconds[np.isfinite(run.seconds)]
     return float(known.mean()) if len(known) else math.nan
+
+
+# the summary: one row per method
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A method: how good it became, and what that cost.
+
+    finals        the final quality of each seed; mean and std over seeds, NaN if not finite, std None for a single seed
+    total         the cost of all rounds; to_baseline: of the baseline's final quality, by C.3; to_target: of the target
+    seed_rounds   the rounds in which each seed alone reached the baseline's quality, None for never
+    timing        by name, for runs in virtual time
+    """
+
+    method: Method
+    has_metric: bool
+    finals: tuple[float, ...]
+    mean: float
+    std: float | None
+    total: Cost
+    to_baseline: Cost
+    to_target: Cost
+    seed_rounds: tuple[int | None, ...]
+    timing: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        return self.method.label
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.seed for run in self.method.runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """The results, method by method.
+
+    quality   the baseline's final quality, None if it is not finite
+    last      the number of evaluated rounds (at most) that a final quality is the mean of
+    answer    sentences, the first one is the headline; notes: what to bear in mind when reading them
+    """
+
+    records: Records
+    metric: str
+    last: int
+    baseline: str
+    quality: float | None
+    target: float | None
+    rows: tuple[Row, ...]
+    answer: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def higher(self) -> bool:
+        return higher_is_better(self.metric)
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a virtual clock."""
+        return any(row.total.virtual is not None for row in self.rows)
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are methods to compare with the baseline."""
+        return len(self.rows) > 1
+
+    @cached_property
+    def best(self) -> Row | None:
+        """The best final quality, of methods whose runs have all finished if there are such."""
+        rows = [row for row in self.rows if math.isfinite(row.mean)]
+        rows = [row for row in rows if row.method.ended_well] or rows
+        pick = max if self.higher else min
+        return pick(rows, key=lambda row: row.mean) if rows and self.compared else None
+
+    @property
+    def base(self) -> Row:
+        return self.row(self.baseline)
+
+    def row(self, label: str) -> Row:
+        return next(row for row in self.rows if row.label == label)
+
+    def marks(self, row: Row) -> list[str]:
+        """Whether a method is the best, or what the others are compared with."""
+        return ["best"] * (row is self.best) + ["baseline"] * (self.compared and row is self.base)
+
+    def change(self, row: Row, cost: Callable[[Row], float | None]) -> float | None:
+        """A cost of a method relative to that of the baseline: -0.25 is a quarter less."""
+        spent, base = cost(row), cost(self.base)
+        return None if spent is None or not base else spent / base - 1
+
+
+def summarise_methods(
+    records: Records,
+    *,
+    target: float | None = None,
+    baseline: str | None = None,
+    metric: str | None = None,
+    last: int | None = None,
+) -> Summary:
+    """Final quality and its cost for every method.
+
+    The baseline is the experiment's, else "fedavg", else the first method; the target is the experiment's unless given;
+    the metric is the accuracy if there is one, else the loss; `last` is a tenth of the evaluated rounds, at most 100.
+    """
+    metric = records.metrics[0] if metric is None else metric
+    if metric not in records.metrics:
+        raise unknown("metric", metric, records.metrics)
+    if last is not None and last < 1:
+        raise InvalidInput(f"last is a number of rounds from 1, got {last}")
+    if target is not None and not math.isfinite(target):
+        raise InvalidInput(f"target is a number, got {target}")
+    base = _find_baseline(records, baseline)
+    last = default_last(records.runs) if last is None else last
+    targets = [target, *(each.settings.get("target") for each in records.experiments)]
+    target = next((float(each) for each in targets if each is not None), None)
+    quality = mean_over_seeds(base, lambda run: final_quality(run, metric, last))
+    rows = [_summarise_method(each, metric, last, quality, target) for each in records.methods]
+    return Summary(records, metric, last, base.label, quality, target, tuple(rows))
+
+
+def _find_baseline(records: Records, label: str | None) -> Method:
+    methods = {method.label: method for method in records.methods}
+    if label is not None:
+        if label not in methods:
+            raise unknown("baseline", label, methods)
+        return methods[label]
+    firsts = [(method, method.runs[0]) for method in records.methods]
+    named = [m for m, run in firsts if run.experiment.settings.get("baseline") == run.method]
+    usual = [m for m, run in firsts if run.method == "fedavg"]
+    return (*named, *usual, *records.methods)[0]
+
+
+def _summarise_method(
+    method: Method, metric: str, last: int, quality: float | None, target: float | None
+) -> Row:
+    finals = tuple(final_quality(run, metric, last) for run in method.runs)
+    return Row(
+        method=method,
+        has_metric=any(metric in run.metrics for run in method.runs),
+        finals=finals,
+        mean=sum(finals) / len(finals),
+        std=spread(finals),
+        total=total_cost(method),
+        to_baseline=cost_by_share(method, metric, quality),
+        to_target=cost_to_reach(method, metric, target),
+        seed_rounds=tuple(rounds_to_reach(run, metric, quality) for run in method.runs),
+        timing=mean_timing(method),
+    )

@@ -27,11 +27,9 @@ from undrift.experiments.report.format import (
     format_target,
     plural,
 )
-from undrift.experiments.report.load import Records
-from undrift.experiments.report.stats import bytes_per_visit
-from undrift.experiments.report.summary import Row, Summary
+from undrift.experiments.report.load import VIRTUAL, Records
+from undrift.experiments.report.stats import Row, Summary, bytes_per_visit
 from undrift.experiments.report.text import format_final, spell, write_remarks
-from undrift.experiments.report.timing import VIRTUAL
 
 AGAINST = "against baseline"
 
@@ -143,15 +141,15 @@ def list_columns(s: Summary) -> list[Column]:
             format_seconds,
             show=s.target is not None and s.timed,
         ),
-        total("total_bytes", "bytes", lambda row: row.total_bytes, format_bytes),
-        total("total_seconds", "seconds", lambda row: row.total_seconds, format_seconds),
+        total("total_bytes", "bytes", lambda row: row.total.bytes, format_bytes),
+        total("total_seconds", "seconds", lambda row: row.total.seconds, format_seconds),
         total(
             "bytes_per_visit",
             "per visit, down + up",
             lambda row: sum(bytes_per_visit(row.method)),
             write_row=lambda row: " + ".join(map(format_bytes, bytes_per_visit(row.method))),
         ),
-        time("total_virtual_seconds", "all rounds", lambda row: row.total_virtual, format_seconds),
+        time("total_virtual_seconds", "all rounds", lambda row: row.total.virtual, format_seconds),
         time(
             "virtual_seconds_to_baseline",
             "to baseline's quality",

@@ -4,7 +4,8 @@ A new sentence is a function that yields it, or nothing if it does not apply, li
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from undrift.experiments.report.format import (
     format_bytes,
@@ -16,8 +17,7 @@ from undrift.experiments.report.format import (
     plural,
 )
 from undrift.experiments.report.load import RunRecord
-from undrift.experiments.report.stats import Cost
-from undrift.experiments.report.summary import Row, Summary
+from undrift.experiments.report.stats import Cost, Row, Summary
 
 SHARED = ("rounds", "data", "clients", "model", "participation", "population")  # if it is fair
 
@@ -98,7 +98,7 @@ def _costs(s: Summary) -> Iterator[str]:
     if s.best is not None and s.quality is None:
         yield f"{s.baseline}, the baseline, has no finite final quality to compare costs with."
     elif s.best is not None:
-        quality = f"{s.baseline}'s {format_metric(s.quality, s.metric)}"
+        quality = f"the baseline's {format_metric(s.quality, s.metric)}"
         yield from _compare_costs(s, quality, {row.label: row.to_baseline for row in s.rows})
     if s.target is not None:
         target = f"the target of {format_target(s.target, s.metric)}"
@@ -108,22 +108,20 @@ def _costs(s: Summary) -> Iterator[str]:
 def _compare_costs(s: Summary, quality: str, costs: Mapping[str, Cost]) -> Iterator[str]:
     """Who reached a quality with the fewest bytes, who never did, and who was first by the virtual clock."""
     never = [label for label, cost in costs.items() if cost.reached is False]
-    rest = f"; {join_names(never)} never did" if never else ""
     sent = {label: cost.bytes or 0.0 for label, cost in costs.items() if cost.reached}
     clocks = {label: cost.virtual for label, cost in costs.items() if cost.virtual is not None}
     if never and not sent:
         yield f"No method reached {quality}."
     if sent:
         label, spent, against = _pick_lowest(s, sent, format_bytes)
-        own = quality.replace(f"{label}'s", "its own")
         fewest = "with the fewest bytes, " if s.compared else "with "
+        rest = f"; {join_names(never)} never did" if never else ""
         spent += f" in {plural(costs[label].rounds or 0, 'round')}"
-        yield f"{label} reached {own} {fewest}{spent}{against}{rest}."
+        yield f"{label} reached {quality} {fewest}{spent}{against}{rest}."
     if clocks:
         label, spent, against = _pick_lowest(s, clocks, format_seconds)
-        own = quality.replace(f"{label}'s", "its own")
         first = "was the first to reach" if s.compared else "reached"
-        yield f"In virtual time {label} {first} {own}, after {spent}{against}."
+        yield f"In virtual time {label} {first} {quality}, after {spent}{against}."
 
 
 def _pick_lowest(
@@ -202,22 +200,22 @@ def _differences(s: Summary) -> Iterator[str]:
     settings = {experiment.path: experiment.settings for experiment in s.records.experiments}
     for key in SHARED:
         values = {path: each.get(key) for path, each in settings.items()}
-        if any(value != next(iter(values.values())) for value in values.values()):
+        if _differ(values.values()):
             each = "; ".join(f"{path}: {format_settings(x)}" for path, x in values.items())
             yield f"The experiments differ in {key}, so compare with care: {each}."
-    if any(
-        run.federation.get("checksums") != s.records.runs[0].federation.get("checksums")
-        for run in s.records.runs
-    ):
+    if _differ(run.federation.get("checksums") for run in s.records.runs):
         yield "The experiments do not use the same data files: their checksums differ."
     manifests = [run.experiment.manifest for run in s.records.runs]
-    if any(
-        x.get(key) != manifests[0].get(key) for x in manifests for key in ("machine", "versions")
-    ):
+    if any(_differ(each.get(key) for each in manifests) for key in ("machine", "versions")):
         yield "Machines or versions differ between runs: do not compare their seconds."
     targets = {str(each["target"]) for each in settings.values() if "target" in each}
     if len(targets) > 1:
         yield f"The experiments have different targets: {', '.join(sorted(targets))}."
+
+
+def _differ(values: Iterable[Any]) -> bool:
+    first, *others = values
+    return any(value != first for value in others)
 
 
 NOTES = (_incomplete_runs, _missing_values, _differences)
@@ -238,8 +236,5 @@ def write_remarks(s: Summary, row: Row) -> list[str]:
             return f"did not record {s.metric}"
         return "" if math.isfinite(final) else "is not finite at the end"
 
-    each = [
-        (run.seed, remark(run, final))
-        for run, final in zip(row.method.runs, row.finals, strict=True)
-    ]
-    return [f"seed {seed} {words}" for seed, words in each if words]
+    pairs = zip(row.method.runs, row.finals, strict=True)
+    return [f"seed {run.seed} {words}" for run, final in pairs if (words := remark(run, final))]

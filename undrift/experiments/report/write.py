@@ -9,7 +9,7 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.report.html import render_page
 from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.plots import plot_curves
-from undrift.experiments.report.summary import Summary, summarise_methods
+from undrift.experiments.report.stats import Summary, summarise_methods
 from undrift.experiments.report.tables import rounds_csv, summary_csv
 from undrift.experiments.report.text import write_answer, write_notes
 from undrift.experiments.runs.files import write_aside
