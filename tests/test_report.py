@@ -22,6 +22,7 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.report import Summary, summarise, terminal_table, write_report
 from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.stats import Cost, cost_by_share, first_round, mean_curve
+from undrift.experiments.report.tables import list_columns, summary_csv
 from undrift.experiments.report.text import write_remarks
 from undrift.experiments.runs.running import carried_out, prepared
 
@@ -401,6 +402,31 @@ def test_the_terminals_table(tmp_path: Path) -> None:
     assert lines[0].split("  ")[0] == "method" and "rounds to fedavg's 60.00 %" in lines[0]
     assert lines[2].split() == ["fast", "80.00", "%", "3", "3.00", "kB", "−57.1", "%", "best"]
     assert "never (10)" in lines[3]
+
+
+def test_a_single_method_is_not_compared_with_itself(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", SLOW)
+    s = summarise([run])
+    heading, line = (text.split() for text in _printed(s).splitlines())
+    assert heading == ["method", "final", "accuracy", "bytes"]
+    assert line == ["fedavg", "60.00", "%", "10.0", "kB"]
+    page = write_report([run], tmp_path / "out").read_text()
+    assert "against baseline" not in page and "to fedavg" not in page
+    (row,) = csv.DictReader((tmp_path / "out" / "summary.csv").read_text().splitlines())
+    assert row["rounds_to_baseline"] == "7"  # summary.csv has the same columns for all to read
+
+
+def test_a_column_has_a_name_of_its_own_and_a_place(tmp_path: Path) -> None:
+    """Whatever is on the page or in the terminal is in summary.csv, too."""
+    s = summarise(
+        [write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})], target=0.5
+    )
+    columns = list_columns(s)
+    names = [column.name for column in columns]
+    assert len(set(names)) == len(names)
+    header = summary_csv(s).splitlines()[0]
+    assert header.split(",") == names
+    assert {column.table for column in columns} == {"results"}  # nothing ran in virtual time
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,8 @@ def test_csv_files_have_the_clock_only_where_there_is_one(tmp_path: Path) -> Non
     assert [row["virtual_seconds_to_baseline"] for row in rows] == ["14.0", "9.0", ""]
     assert [row["total_virtual_seconds"] for row in rows] == ["20.0", "30.0", "10.0"]
     assert float(rows[1]["virtual_seconds_change"]) == pytest.approx(9 / 14 - 1)
+    timing = {"staleness": "4.5", "updates": "20.0", "waited_seconds": "5.0", "tau_eff": "7.5"}
+    assert timing.items() <= rows[1].items()
     with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
         rounds = list(csv.DictReader(file))
     assert (rounds[2]["virtual_seconds"], rounds[2]["staleness_mean"]) == ("6.0", "2.0")

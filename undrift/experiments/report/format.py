@@ -123,7 +123,11 @@ def plural(count: int, noun: str) -> str:
 
 
 def keep_units(text: str) -> str:
-    """Non-breaking spaces between numbers, their spread and their unit."""
+    """Non-breaking spaces between numbers, their spread and their unit.
+
+    >>> keep_units("84.18 ± 1.23 % after 17.6 s and 3 rounds")
+    '84.18\\xa0±\\xa01.23\\xa0% after 17.6\\xa0s and 3 rounds'
+    """
     return BEFORE_UNIT.sub("\u00a0", text)
 
 

@@ -93,10 +93,9 @@ def needs_log_scale(curves: Iterable[Curve], metric: str) -> bool:
 
 def plot_curves(s: Summary, dpi: int = 110) -> bytes:
     """The report's metric against every axis, as a PNG: means over seeds, shaded from the lowest to the highest."""
-    from matplotlib.backends.backend_agg import (
-        FigureCanvasAgg,  # here, because it is slow to import
-    )
-    from matplotlib.figure import Figure  # not pyplot, whose state is the caller's
+    # here, because it is slow to import; not pyplot, whose state is the caller's
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
     from PIL import Image
 
     curves = {method.label: mean_curve(method, s.metric) for method in s.records.methods}
@@ -106,9 +105,8 @@ def plot_curves(s: Summary, dpi: int = 110) -> bytes:
     panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
     for panel, axis in zip(panels, axes, strict=True):
         largest = max(np.nanmax(axis.values(curve)) for curve in curves.values())
-        size, unit = next(
-            (each for each in UNITS[axis.unit] if largest >= 2 * each[0]), UNITS[axis.unit][-1]
-        )
+        units = UNITS[axis.unit]
+        size, unit = next((each for each in units if largest >= 2 * each[0]), units[-1])
         for label, curve in curves.items():
             _plot_curve(panel, axis.values(curve) / size, curve, styles[label], label, s.metric)
         panel.set_xlabel(axis.png.format(unit))

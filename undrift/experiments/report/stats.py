@@ -301,11 +301,7 @@ def summarise_methods(
     metric: str | None = None,
     last: int | None = None,
 ) -> Summary:
-    """Final quality and its cost for every method.
-
-    The baseline is the experiment's, else "fedavg", else the first method; the target is the experiment's unless given;
-    the metric is the accuracy if there is one, else the loss; `last` is a tenth of the evaluated rounds, at most 100.
-    """
+    """Final quality and its cost for every method; the options are those of `summarise`."""
     metric = records.metrics[0] if metric is None else metric
     if metric not in records.metrics:
         raise unknown("metric", metric, records.metrics)
