@@ -145,7 +145,7 @@ def list_columns(s: Summary) -> list[Column]:
         total("total_seconds", "seconds", lambda row: row.total.seconds, format_seconds),
         total(
             "bytes_per_visit",
-            "per visit, down + up",
+            "down + up per visit",
             lambda row: sum(bytes_per_visit(row.method)),
             write_row=lambda row: " + ".join(map(format_bytes, bytes_per_visit(row.method))),
         ),
@@ -201,7 +201,8 @@ def _write_seed_rounds(row: Row) -> str:
         return ""
     if len(reached) < len(row.seeds):
         return f"{len(reached)} of {len(row.seeds)} seeds"
-    return f"seeds {min(reached):,}–{max(reached):,}"
+    first, last = min(reached), max(reached)
+    return f"all seeds {first:,}" if first == last else f"seeds {first:,}–{last:,}"
 
 
 # the terminal, and the CSV files
