@@ -19,9 +19,11 @@ from rich.console import Console
 
 import undrift as ud
 from undrift.core.errors import InvalidInput
-from undrift.experiments.report import Summary, summary, write_report
-from undrift.experiments.report.figures import cost, curve, first_round
-from undrift.experiments.report.gather import gather
+from undrift.experiments.report import Summary, summarise, terminal_table, write_report
+from undrift.experiments.report.load import load_runs
+from undrift.experiments.report.stats import Cost, cost_by_share, first_round, mean_curve
+from undrift.experiments.report.tables import list_columns, summary_csv
+from undrift.experiments.report.text import write_remarks
 from undrift.experiments.runs.running import carried_out, prepared
 
 DOWN, UP = 600, 400  # bytes a round, unless a test says otherwise
@@ -57,9 +59,9 @@ def write_run(
     seconds: float = 2.0,
     extra: Mapping[str, Any] | None = None,
     virtual: Sequence[float] | None = None,
-    figure: str = "accuracy",
+    metric: str = "accuracy",
 ) -> Path:
-    """A run directory with the given figures, one every so many rounds."""
+    """A run directory with the given values of a metric, one every so many rounds."""
     rounds = len(accuracies) * every
     words = {
         "rounds": planned or rounds,
@@ -79,7 +81,7 @@ def write_run(
         line: dict[str, Any] = {"round": r, "participants": 2, "left_out": []}
         line |= {"bytes_down": down[r - 1] if down else DOWN, "bytes_up": UP}
         if r % every == 0:
-            line[figure] = accuracies[r // every - 1]
+            line[metric] = accuracies[r // every - 1]
         if virtual is not None:
             line["virtual_seconds"] = virtual[r - 1]
         lines.append(json.dumps(line) + "\n")
@@ -94,7 +96,7 @@ def write_run(
 def write_comparison(
     path: Path, methods: Mapping[str, Sequence[Sequence[float | None]]], **words: Any
 ) -> Path:
-    """A comparison: for each label the figures of each seed."""
+    """A comparison: for each label the metric of each seed."""
     seeds = max(len(each) for each in methods.values())
     rounds = max(len(values) for each in methods.values() for values in each)
     path.mkdir(parents=True)
@@ -124,7 +126,7 @@ BAD = [0.1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.3, 0.3]
 
 def test_final_quality_is_the_mean_of_the_last_rounds_over_seeds(tmp_path: Path) -> None:
     runs = write_comparison(tmp_path / "c", {"fedavg": [[0.0, 0.2, 0.4], [0.0, 0.4, 0.6]]})
-    (row,) = summary([runs], last=2).rows
+    (row,) = summarise([runs], last=2).rows
     assert row.finals == pytest.approx((0.3, 0.5), rel=1e-12)
     assert row.mean == pytest.approx(0.4, rel=1e-12)
     assert row.std == pytest.approx(math.sqrt(0.02), rel=1e-12)  # n - 1 in the denominator
@@ -138,7 +140,7 @@ def test_a_tenth_of_the_evaluated_rounds_counts(
     tmp_path: Path, planned: int, every: int, last: int
 ) -> None:
     run = write_run(tmp_path / "r", [0.5], planned=planned, every=every)
-    assert summary([run]).last == last
+    assert summarise([run]).last == last
 
 
 def test_cost_by_the_three_steps_of_c3(tmp_path: Path) -> None:
@@ -146,18 +148,18 @@ def test_cost_by_the_three_steps_of_c3(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST], "bad": [BAD]})
     shutil.rmtree(root / "fast")
     write_run(root / "fast" / "seed-0", FAST, down=[1000] * 10, seconds=1.0)
-    s = summary([root])
+    s = summarise([root])
     assert (s.last, s.baseline, s.quality) == (1, "fedavg", 0.6)
-    base, fast, bad = (s.row(label).cost for label in ("fedavg", "fast", "bad"))
-    assert base and fast and bad
+    base, fast, bad = (s.row(label).to_baseline for label in ("fedavg", "fast", "bad"))
     assert (base.rounds, base.share, base.bytes, base.seconds) == (7, 0.7, 7000.0, 14.0)
     assert (fast.rounds, fast.reached) == (3, True)
     assert (fast.bytes, fast.seconds) == pytest.approx((4200.0, 3.0), rel=1e-12)
     assert (bad.rounds, bad.reached, bad.share) == (10, False, 1.0)  # never counts as all rounds
     assert (bad.bytes, bad.seconds) == (10_000.0, 20.0)
-    changes = [s.row(label).bytes_change for label in ("fedavg", "fast", "bad")]
+    changes = [s.change(row, lambda row: row.to_baseline.bytes) for row in s.rows]
     assert changes == pytest.approx([0.0, 4200 / 7000 - 1, 10 / 7 - 1], rel=1e-12)
-    assert s.row("fast").seconds_change == pytest.approx(3 / 14 - 1, rel=1e-12)
+    slower = s.change(s.row("fast"), lambda row: row.to_baseline.seconds)
+    assert slower == pytest.approx(3 / 14 - 1, rel=1e-12)
     assert s.best is s.row("fast")
 
 
@@ -165,44 +167,40 @@ def test_c3_spreads_a_first_contact_and_the_target_counts_it(tmp_path: Path) -> 
     """C.3 takes a share of the total; the plain price of a target is what was sent by then."""
     down = [100_000, *[DOWN] * 9]
     run = write_run(tmp_path / "r", FAST, down=down)
-    s = summary([run], target=0.6)
+    s = summarise([run], target=0.6)
     (row,) = s.rows
-    assert row.reach is not None and row.cost is not None
-    assert (row.reach.rounds, row.reach.bytes, row.reach.seconds) == (
-        3,
-        100_000 + 3 * 1000 - DOWN,
-        6.0,
-    )
+    sent = 100_000 + 3 * 1000 - DOWN
+    assert row.to_target == Cost(True, 3, 0.3, bytes=sent, seconds=6.0)
     total = 100_000 - DOWN + 10 * 1000
-    assert row.cost.rounds == 5  # of its own final 0.8
-    assert row.cost.bytes == pytest.approx(total / 2, rel=1e-12)
+    assert row.to_baseline.rounds == 5  # of its own final 0.8
+    assert row.to_baseline.bytes == pytest.approx(total / 2, rel=1e-12)
 
 
 def test_a_target_that_is_never_reached_says_never(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})
-    s = summary([root], target=0.75)
-    reached = [row.reach.rounds if row.reach else -1 for row in s.rows]
-    assert reached == [None, 5]
+    s = summarise([root], target=0.75)
+    assert [row.to_target.rounds for row in s.rows] == [None, 5]
+    assert [row.to_target.reached for row in s.rows] == [False, True]
     assert any(
         "fast reached the target of 75 %" in each and "fedavg never" in each for each in s.answer
     )
-    s = summary([root], target=0.99)
+    s = summarise([root], target=0.99)
     assert "No method reached the target of 99 %." in s.answer
     assert "never" in _printed(s)
 
 
 def test_what_was_not_recorded_is_not_never(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", [0.5, 0.7])
-    b = write_run(tmp_path / "b", [2.0, 1.0], name="scaffold", figure="loss")
-    s = summary([a, b], target=0.6)
+    b = write_run(tmp_path / "b", [2.0, 1.0], name="scaffold", metric="loss")
+    s = summarise([a, b], target=0.6)
     lacking = s.row("scaffold")
-    assert lacking.cost is None and lacking.reach is None and not lacking.best
-    assert lacking.remarks == ("seed 0 did not record accuracy",)
+    assert lacking.to_baseline == lacking.to_target == Cost() and lacking is not s.best
+    assert write_remarks(s, lacking) == ["seed 0 did not record accuracy"]
     assert "scaffold did not record accuracy." in s.notes
     assert not any("not finite" in note.lower() or "never" in note for note in s.notes)
     assert not any("never" in sentence for sentence in s.answer)
     out = io.StringIO()
-    Console(file=out, width=120).print(s.table())
+    Console(file=out, width=120).print(terminal_table(s))
     line = next(line for line in out.getvalue().splitlines() if line.startswith("scaffold"))
     assert "not recorded" in line and "never" not in line
     page = write_report([a, b], tmp_path / "out", target=0.6).read_text()
@@ -216,30 +214,29 @@ def test_less_is_better_for_losses(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"fedavg": [SLOW], "other": [FAST]})
     shutil.rmtree(root / "fedavg")
     shutil.rmtree(root / "other")
-    write_run(root / "fedavg" / "seed-0", [2.0, 1.0, 0.5, 0.4], figure="loss")
-    write_run(root / "other" / "seed-0", [1.0, 0.4, 0.3, 0.2], figure="loss")
-    s = summary([root], last=1)
-    assert s.figure == "loss" and not s.higher
+    write_run(root / "fedavg" / "seed-0", [2.0, 1.0, 0.5, 0.4], metric="loss")
+    write_run(root / "other" / "seed-0", [1.0, 0.4, 0.3, 0.2], metric="loss")
+    s = summarise([root], last=1)
+    assert s.metric == "loss" and not s.higher
     assert s.best is s.row("other")
-    other = s.row("other").cost
-    assert other and other.rounds == 2
+    assert s.row("other").to_baseline.rounds == 2
 
 
-def test_rounds_without_figures_are_passed_over(tmp_path: Path) -> None:
+def test_rounds_without_metrics_are_passed_over(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", [0.2, 0.6, 0.8], every=4)
-    s = summary([run], target=0.5, last=2)
+    s = summarise([run], target=0.5, last=2)
     (row,) = s.rows
     assert row.mean == pytest.approx(0.7, rel=1e-12)
-    assert row.reach and (row.reach.rounds, row.reach.bytes) == (8, 8000.0)
+    assert (row.to_target.rounds, row.to_target.bytes) == (8, 8000.0)
 
 
 def test_the_mean_over_seeds_decides_not_a_lucky_seed(tmp_path: Path) -> None:
     lucky = [[0.9, 0.1, 0.5, 0.9], [0.1, 0.1, 0.7, 0.9]]
-    (method,) = gather([write_comparison(tmp_path / "c", {"fedavg": lucky})]).methods
-    c = curve(method, "accuracy")
+    (method,) = load_runs([write_comparison(tmp_path / "c", {"fedavg": lucky})]).methods
+    c = mean_curve(method, "accuracy")
     assert c.mean.tolist() == pytest.approx([0.5, 0.1, 0.6, 0.9], rel=1e-12)
     assert (c.low.tolist(), c.high.tolist()) == ([0.1, 0.1, 0.5, 0.9], [0.9, 0.1, 0.7, 0.9])
-    assert cost(method, "accuracy", 0.6, higher=True).rounds == 3
+    assert cost_by_share(method, "accuracy", 0.6).rounds == 3
 
 
 def test_survivors_do_not_speak_for_a_run_that_stopped(tmp_path: Path) -> None:
@@ -249,24 +246,24 @@ def test_survivors_do_not_speak_for_a_run_that_stopped(tmp_path: Path) -> None:
     write_run(
         root / "fedavg" / "seed-1", [0.1, 0.2], seed=1, planned=4, stopped="round 3: not finite"
     )
-    (method,) = gather([root]).methods
-    c = curve(method, "accuracy")
+    (method,) = load_runs([root]).methods
+    c = mean_curve(method, "accuracy")
     assert c.common == 2 and c.mean.tolist() == [0.1, 0.2, 0.9, 0.9]
     assert (np.diff(c.bytes) > 0).all()
-    price = cost(method, "accuracy", 0.8, higher=True)
+    price = cost_by_share(method, "accuracy", 0.8)
     assert (price.rounds, price.reached, price.bytes) == (4, False, 4000.0)
-    s = summary([root])
+    s = summarise([root])
     assert any("stopped after round 2 of 4: round 3: not finite." in note for note in s.notes)
-    assert s.rows[0].remarks == ("seed 1 stopped after round 2 of 4",)
+    assert write_remarks(s, s.rows[0]) == ["seed 1 stopped after round 2 of 4"]
 
 
 def test_what_is_not_finite_is_not_averaged_away(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"fedavg": [[0.1, 0.5]], "wild": [[0.9, None]]})
-    s = summary([root], last=2)
+    s = summarise([root], last=2)
     assert math.isnan(s.row("wild").mean) and s.best is s.row("fedavg")
     assert any("Not finite at the end: wild" in note for note in s.notes)
-    s = summary([root], last=2, baseline="wild")
-    assert s.quality is None and all(row.cost is None for row in s.rows)
+    s = summarise([root], last=2, baseline="wild")
+    assert s.quality is None and all(row.to_baseline == Cost() for row in s.rows)
     assert any("no finite final quality" in sentence for sentence in s.answer)
     write_report([root], tmp_path / "out", last=2, baseline="wild")
 
@@ -283,16 +280,16 @@ def test_a_baseline_always_has_its_own_quality(
     tmp_path_factory: pytest.TempPathFactory,
     curves: list[list[float]],
     last: int,
-    figure: str,
+    metric: str,
 ) -> None:
     """A mean is never better than the best of what it is the mean of, whatever rounding does."""
     root = tmp_path_factory.mktemp("own") / "c"
     write_comparison(root, {"fedavg": curves})
     shutil.rmtree(root / "fedavg")
     for seed, values in enumerate(curves):
-        write_run(root / "fedavg" / f"seed-{seed}", values, seed=seed, figure=figure)
-    (row,) = summary([root], last=last).rows
-    assert row.cost is not None and row.cost.reached
+        write_run(root / "fedavg" / f"seed-{seed}", values, seed=seed, metric=metric)
+    (row,) = summarise([root], last=last).rows
+    assert row.to_baseline.reached
 
 
 @given(st.lists(st.floats(0, 1), min_size=1), st.floats(0, 1), st.booleans())
@@ -308,30 +305,30 @@ def test_first_round_is_the_first(values: list[float], quality: float, higher: b
 def test_the_order_is_the_experiments_and_its_baseline_and_target_count(tmp_path: Path) -> None:
     methods = {"zeta": [SLOW], "fedavg": [FAST], "alpha": [BAD]}
     root = write_comparison(tmp_path / "c", methods, baseline="alpha", target=0.55)
-    s = summary([root])
+    s = summarise([root])
     assert [row.label for row in s.rows] == ["zeta", "fedavg", "alpha"]
     assert (s.baseline, s.target) == ("alpha", 0.55)
-    assert summary([root], baseline="zeta", target=0.2).baseline == "zeta"
+    assert summarise([root], baseline="zeta", target=0.2).baseline == "zeta"
     other = write_comparison(tmp_path / "d", {"zeta": [SLOW], "fedavg": [FAST]})
-    assert summary([other]).baseline == "fedavg"
+    assert summarise([other]).baseline == "fedavg"
     third = write_comparison(tmp_path / "e", {"zeta": [SLOW], "alpha": [FAST]})
-    assert summary([third]).baseline == "zeta"
+    assert summarise([third]).baseline == "zeta"
 
 
 def test_equal_labels_of_several_directories_are_told_apart(tmp_path: Path) -> None:
     one = write_comparison(tmp_path / "x" / "same", {"fedavg": [SLOW], "own": [FAST]})
     two = write_comparison(tmp_path / "y" / "same", {"fedavg": [FAST + FAST]})
-    s = summary([one, two])
+    s = summarise([one, two])
     assert [row.label for row in s.rows] == ["fedavg (x/same)", "own", "fedavg (y/same)"]
-    assert any("Not the same rounds everywhere" in note for note in s.notes)
+    assert any("The experiments differ in rounds" in note for note in s.notes)
     assert s.last == 1  # of the shorter
-    assert [row.label for row in summary([one, one / "fedavg"]).rows] == ["fedavg", "own"]
-    assert [row.label for row in summary([tmp_path]).rows] == [row.label for row in s.rows]
+    assert [row.label for row in summarise([one, one / "fedavg"]).rows] == ["fedavg", "own"]
+    assert [row.label for row in summarise([tmp_path]).rows] == [row.label for row in s.rows]
 
 
 def test_a_part_of_a_comparison_keeps_its_label(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"beta=0.1": [SLOW, SLOW], "beta=0.5": [FAST, FAST]})
-    s = summary([root / "beta=0.5" / "seed-1"])
+    s = summarise([root / "beta=0.5" / "seed-1"])
     assert [(row.label, row.seeds) for row in s.rows] == [("beta=0.5", (1,))]
 
 
@@ -340,11 +337,11 @@ def test_a_run_alone_keeps_its_label(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", SLOW)
     words = {"rounds": 10, "seeds": [3], "algorithms": {"strong": {"name": "fedavg"}}}
     (run / "experiment.toml").write_text(tomli_w.dumps(words))
-    (row,) = summary([run]).rows
+    (row,) = summarise([run]).rows
     assert (row.label, row.seeds) == ("strong", (3,))
     (run / "experiment.toml").write_text(tomli_w.dumps(words | {"seeds": [3, 4]}))
     with pytest.raises(InvalidInput, match="does not describe a single run"):
-        summary([run])
+        summarise([run])
 
 
 def test_unfinished_runs_are_shown_and_named(tmp_path: Path) -> None:
@@ -352,53 +349,53 @@ def test_unfinished_runs_are_shown_and_named(tmp_path: Path) -> None:
     (root / "fedavg" / "seed-1" / "result.json").unlink()
     shutil.rmtree(root / "late" / "seed-1")
     (root / "late" / "seed-0" / "metrics.jsonl").write_text("")
-    s = summary([root])
+    s = summarise([root])
     assert [row.label for row in s.rows] == ["fedavg"]
     notes = " ".join(s.notes)
     assert "fedavg (seed 1): 10 of 10 rounds" in notes
-    assert "nothing evaluated yet, so not shown: late (seed 0)" in notes
-    assert "Not begun yet: late (seed 1)" in notes
-    assert any("Not all runs came to their end: fedavg" in sentence for sentence in s.answer)
+    assert "nothing is evaluated yet, so not shown: late (seed 0)" in notes
+    assert "Not started yet: late (seed 1)" in notes
+    assert any("Not all runs finished: fedavg" in sentence for sentence in s.answer)
 
 
 def test_a_method_that_did_not_end_is_not_called_best(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})
     (root / "fast" / "seed-0" / "result.json").unlink()
-    s = summary([root])
+    s = summarise([root])
     assert s.best is s.row("fedavg")
 
 
 def test_spreads_that_overlap_are_admitted(tmp_path: Path) -> None:
     near = {"fedavg": [[0.5], [0.7]], "other": [[0.6], [0.8]], "far": [[0.95], [0.96]]}
-    s = summary([write_comparison(tmp_path / "c", near)])
+    s = summarise([write_comparison(tmp_path / "c", near)])
     assert not any("overlap" in sentence for sentence in s.answer)
     del near["far"]
-    s = summary([write_comparison(tmp_path / "d", near)])
-    assert any("do not tell other from fedavg" in sentence for sentence in s.answer)
+    s = summarise([write_comparison(tmp_path / "d", near)])
+    assert any("do not separate other from fedavg" in sentence for sentence in s.answer)
     single = {label: values[:1] for label, values in near.items()}
-    s = summary([write_comparison(tmp_path / "e", single)])
+    s = summarise([write_comparison(tmp_path / "e", single)])
     assert any("one seed only" in sentence for sentence in s.answer)
 
 
 def test_the_headline_says_best_and_price(tmp_path: Path) -> None:
-    s = summary([write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})])
+    s = summarise([write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})])
     assert s.answer[0] == (
-        "fast ended best: 80.00 % accuracy, fedavg at 60.00 %. "
-        "It had fedavg's quality after 3 of 10 rounds, for 57.1 % fewer bytes than fedavg."
+        "fast ended best with 80.00 % accuracy (fedavg 60.00 %) "
+        "and reached fedavg's final accuracy after 3 of 10 rounds, with 57.1 % fewer bytes."
     )
-    s = summary([write_comparison(tmp_path / "d", {"fedavg": [FAST], "slow": [SLOW]})])
-    assert s.answer[0] == "No method ended better than the baseline fedavg: 80.00 % accuracy."
+    s = summarise([write_comparison(tmp_path / "d", {"fedavg": [FAST], "slow": [SLOW]})])
+    assert s.answer[0] == "No method beat the baseline fedavg, which ended at 80.00 % accuracy."
 
 
 def _printed(s: Summary) -> str:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(s.table())
+        console.print(terminal_table(s))
     return captured.get()
 
 
 def test_the_terminals_table(tmp_path: Path) -> None:
-    s = summary(
+    s = summarise(
         [write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST], "bad": [BAD]})]
     )
     lines = _printed(s).splitlines()
@@ -407,10 +404,35 @@ def test_the_terminals_table(tmp_path: Path) -> None:
     assert "never (10)" in lines[3]
 
 
+def test_a_single_method_is_not_compared_with_itself(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", SLOW)
+    s = summarise([run])
+    heading, line = (text.split() for text in _printed(s).splitlines())
+    assert heading == ["method", "final", "accuracy", "bytes"]
+    assert line == ["fedavg", "60.00", "%", "10.0", "kB"]
+    page = write_report([run], tmp_path / "out").read_text()
+    assert "against baseline" not in page and "to fedavg" not in page
+    (row,) = csv.DictReader((tmp_path / "out" / "summary.csv").read_text().splitlines())
+    assert row["rounds_to_baseline"] == "7"  # summary.csv has the same columns for all to read
+
+
+def test_a_column_has_a_name_of_its_own_and_a_place(tmp_path: Path) -> None:
+    """Whatever is on the page or in the terminal is in summary.csv, too."""
+    s = summarise(
+        [write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})], target=0.5
+    )
+    columns = list_columns(s)
+    names = [column.name for column in columns]
+    assert len(set(names)) == len(names)
+    header = summary_csv(s).splitlines()[0]
+    assert header.split(",") == names
+    assert {column.table for column in columns} == {"results"}  # nothing ran in virtual time
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"figure": "acuracy"}, "unknown figure 'acuracy'; did you mean 'accuracy'"),
+        ({"metric": "acuracy"}, "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ({"baseline": "fedag"}, "unknown baseline 'fedag'; did you mean 'fedavg'"),
         ({"last": 0}, "last is a number of rounds from 1, got 0"),
         ({"target": math.nan}, "target is a number, got nan"),
@@ -426,13 +448,13 @@ def test_wrong_words_are_refused(tmp_path: Path, words: dict[str, Any], message:
 
 def test_directories_without_anything_to_report_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no run in .*empty: give directories"):
-        summary([tmp_path / "empty"])
+        summarise([tmp_path / "empty"])
     run = write_run(tmp_path / "r", [])
     with pytest.raises(InvalidInput, match="nothing is recorded yet in .*: wait"):
-        summary([run])
+        summarise([run])
     (run / "experiment.toml").write_text("rounds = ")
     with pytest.raises(InvalidInput, match="experiment.toml is not TOML"):
-        summary([run])
+        summarise([run])
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -483,13 +505,13 @@ def test_a_real_run_becomes_a_report(tmp_path: Path) -> None:
     directory = prepared(experiment, tmp_path / "runs")
     for _ in carried_out(directory):
         pass
-    s = summary([tmp_path / "runs"])
+    s = summarise([tmp_path / "runs"])
     assert [row.label for row in s.rows] == ["fedavg", "strong"] and not s.notes
     lines = (tmp_path / "runs/fedavg/seed-0/metrics.jsonl").read_text().splitlines()
     recorded = [json.loads(line) for line in lines]
     assert s.row("fedavg").mean == recorded[-1]["accuracy"]
     sent = sum(line["bytes_down"] + line["bytes_up"] for line in recorded)
-    assert s.row("fedavg").total_bytes == sent
+    assert s.row("fedavg").total.bytes == sent
     text = write_report([tmp_path / "runs"], tmp_path / "out").read_text()
     assert "10 clients hold" in text and "[algorithms.strong]" in text
 
@@ -507,7 +529,7 @@ def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
     (method,) = _data(page)["methods"]
     assert len(method["rounds"]) == 400
     assert (method["rounds"][0], method["rounds"][-1]) == (1, 5000)
-    assert method["figures"]["accuracy"]["mean"][-1] == 0.9
+    assert method["metrics"]["accuracy"]["mean"][-1] == 0.9
     assert page.stat().st_size < 300_000
 
 
@@ -516,14 +538,14 @@ def test_virtual_time_is_an_axis_where_it_is_recorded(tmp_path: Path) -> None:
     timed = write_run(tmp_path / "timed", [0.1, 0.5, 0.9], virtual=clock)
     page = write_report([timed], tmp_path / "out", target=0.5)
     data = _data(page)
-    assert data["axes"] == ["rounds", "bytes", "seconds", "virtual"]
+    assert [axis["name"] for axis in data["axes"]] == ["rounds", "bytes", "seconds", "virtual"]
     assert data["methods"][0]["virtual"] == clock
-    assert [figure["name"] for figure in data["figures"]] == ["accuracy"]
-    reach = summary([timed], target=0.5).rows[0].reach
-    assert reach and reach.virtual == 2.0
+    assert [metric["name"] for metric in data["metrics"]] == ["accuracy"]
+    assert summarise([timed], target=0.5).rows[0].to_target.virtual == 2.0
     assert "virtual time" in page.read_text()
     plain = write_run(tmp_path / "plain", [0.1], name="other")
-    assert "virtual" not in _data(write_report([timed, plain], tmp_path / "both"))["axes"]
+    both = _data(write_report([timed, plain], tmp_path / "both"))
+    assert [axis["name"] for axis in both["axes"]] == ["rounds", "bytes", "seconds"]
 
 
 # the page in a browser
@@ -562,7 +584,7 @@ def report(tmp_path: Path, browser: Any) -> Iterator[Any]:
     def opened(paths: Sequence[Path], **words: Any) -> Summary:
         page = write_report(paths, tmp_path / "out", **words)
         browser.get(page.as_uri())
-        return summary(paths, **words)
+        return summarise(paths, **words)
 
     browser.get_log("browser")
     yield opened
@@ -601,10 +623,12 @@ def test_the_page_shows_curves_and_the_summarys_numbers(
             float(cell.get_attribute("data-value") or "nan")
             for cell in shown.find_elements("css selector", "td")
         ]
-        assert row.cost and row.reach
-        expected = [row.mean, row.cost.rounds, row.cost.bytes, row.bytes_change, row.cost.seconds]
-        expected += [row.seconds_change, row.reach.rounds, row.reach.bytes, row.reach.seconds]
-        expected += [row.total_bytes, row.total_seconds]
+        base, target = row.to_baseline, row.to_target
+        expected = [row.mean, base.rounds, base.bytes]
+        expected += [s.change(row, lambda row: row.to_baseline.bytes), base.seconds]
+        expected += [s.change(row, lambda row: row.to_baseline.seconds)]
+        expected += [target.rounds, target.bytes, target.seconds]
+        expected += [row.total.bytes, row.total.seconds]
         assert values[:11] == pytest.approx(
             [math.nan if each is None else each for each in expected], rel=1e-12, nan_ok=True
         )
@@ -616,7 +640,7 @@ def test_the_page_shows_curves_and_the_summarys_numbers(
     assert "4 clients hold 60 samples" in browser.find_element("id", "federations").text
 
 
-def test_the_axis_and_the_figure_can_be_chosen(tmp_path: Path, browser: Any, report: Any) -> None:
+def test_the_axis_and_the_metric_can_be_chosen(tmp_path: Path, browser: Any, report: Any) -> None:
     report([write_comparison(tmp_path / "c", METHODS)])
 
     def drawn() -> list[str]:
@@ -641,7 +665,7 @@ def test_the_axis_and_the_figure_can_be_chosen(tmp_path: Path, browser: Any, rep
 
 
 def test_losses_have_a_log_scale(tmp_path: Path, browser: Any, report: Any) -> None:
-    run = write_run(tmp_path / "r", [100.0, 10.0, 1.0, 0.1], figure="loss")
+    run = write_run(tmp_path / "r", [100.0, 10.0, 1.0, 0.1], metric="loss")
     report([run])
     box = browser.find_element("id", "log")
     assert box.is_selected() and box.is_enabled()  # so much is seen on a log scale only

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from tests import test_report
 from tests.test_report import ATTACK, BAD, FAST, SLOW, write_comparison, write_run
-from undrift.experiments.report import summary, write_report
-from undrift.experiments.report.gather import gather
-from undrift.experiments.report.timed import CLIENTS, VISITS, first_seconds, timed
-from undrift.experiments.report.virtual import bars
+from undrift.experiments.report import summarise, write_report
+from undrift.experiments.report.load import (
+    MAX_CLIENTS,
+    MIN_VISITS,
+    build_timeline,
+    load_runs,
+    read_timing,
+)
+from undrift.experiments.report.plots import choose_bins
 
 browser, report = test_report.browser, test_report.report  # fixtures
 _data = test_report._data  # pyright: ignore[reportPrivateUsage]
@@ -58,10 +63,10 @@ COURSE = [
 ]
 
 
-def made(path: Path, figures: Sequence[float], pace: float = 1.0) -> Path:
+def made(path: Path, metrics: Sequence[float], pace: float = 1.0) -> Path:
     """Ten rounds, a step every so many seconds, the updates of round r are r - 1 steps old."""
-    run = write_run(path, figures)
-    lines = [line(r, pace * r, [7, 5]) for r in range(1, len(figures) + 1)]
+    run = write_run(path, metrics)
+    lines = [line(r, pace * r, [7, 5]) for r in range(1, len(metrics) + 1)]
     return in_time(run, lines, COURSE)
 
 
@@ -79,13 +84,13 @@ def comparison(path: Path, labels: Sequence[str] = ("fedavg", "fast", "bad")) ->
 
 def test_the_price_in_virtual_time_is_what_the_clock_says(tmp_path: Path) -> None:
     """The baseline has its 0.6 in round 7 of 2 s each, fast in round 3 of 3 s, bad never."""
-    s = summary([comparison(tmp_path / "c")])
-    clocks = [row.cost.virtual if row.cost else -1 for row in s.rows]
-    assert clocks == [14.0, 9.0, None]
-    assert [row.total_virtual for row in s.rows] == [20.0, 30.0, 10.0]
-    assert [row.virtual_change for row in s.rows] == pytest.approx([0, 9 / 14 - 1, None])
+    s = summarise([comparison(tmp_path / "c")])
+    assert [row.to_baseline.virtual for row in s.rows] == [14.0, 9.0, None]
+    assert [row.total.virtual for row in s.rows] == [20.0, 30.0, 10.0]
+    changes = [s.change(row, lambda row: row.to_baseline.virtual) for row in s.rows]
+    assert changes == pytest.approx([0, 9 / 14 - 1, None])
     assert (
-        "In virtual time fast was the first to have fedavg's quality, after 9.00 s, "
+        "In virtual time fast was the first to reach the baseline's 60.00 %, after 9.00 s, "
         "against 14.0 s with fedavg." in s.answer
     )
 
@@ -94,25 +99,21 @@ def test_the_clock_need_not_run_evenly(tmp_path: Path) -> None:
     """A share of the total would be 3/4 of 100 s: the clock said 3 s."""
     run = write_run(tmp_path / "r", [0.1, 0.2, 0.9, 0.9])
     in_time(run, [line(r, t, [1]) for r, t in enumerate([1.0, 2.0, 3.0, 100.0], 1)])
-    s = summary([run], target=0.5)
+    s = summarise([run], target=0.5)
     (row,) = s.rows
-    assert row.cost and row.cost.virtual == 3.0
-    assert row.reach and row.reach.virtual == 3.0
-    assert "It was there in virtual time: after 3.00 s." in s.answer
+    assert row.to_baseline.virtual == row.to_target.virtual == 3.0
+    assert "In virtual time fedavg reached the target of 50 %, after 3.00 s." in s.answer
 
 
 def test_the_first_in_time_need_not_be_the_cheapest(tmp_path: Path) -> None:
     root = write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})
     in_time(root / "fedavg" / "seed-0", [line(r, 1.0 * r, [1]) for r in range(1, 11)])
     in_time(root / "fast" / "seed-0", [line(r, 5.0 * r, [1]) for r in range(1, 11)])
-    s = summary([root], target=0.55)
-    assert any("fast reached the target of 55 % for the fewest bytes" in each for each in s.answer)
-    assert "fedavg was there first in virtual time: after 7.00 s." in s.answer
-    assert any(
-        "fedavg was the first to have fedavg's quality, after 7.00 s, against 15.0 s with fast"
-        in each
-        for each in s.answer
-    )
+    s = summarise([root], target=0.55)
+    assert any("fast reached the target of 55 % with the fewest bytes" in each for each in s.answer)
+    for quality in ("the target of 55 %", "the baseline's 60.00 %"):
+        first = f"fedavg was the first to reach {quality}, after 7.00 s, against 15.0 s with fast."
+        assert f"In virtual time {first}" in s.answer
 
 
 def test_an_account_of_a_runs_time() -> None:
@@ -121,21 +122,28 @@ def test_an_account_of_a_runs_time() -> None:
         line(2, 2.0, [3, 4], staleness=[1, 4], lost=[]),
         line(3, 3.0, [], staleness=[], lost=[1, 2]),
     ]
-    account = timed(lines, [])
-    assert account is not None and account.first is None
-    assert account.counts.tolist() == [2, 1, 0, 0, 1] and account.updates == 4
+    account = read_timing(lines, [])
+    assert account is not None and account.timeline is None
+    assert account.counts.tolist() == [2, 1, 0, 0, 1]
     assert account.staleness.tolist() == pytest.approx([0.0, 2.5, np.nan], nan_ok=True)
-    assert (account.lost, account.waited, account.wasted) == (3, 1.5, 0.75)
-    assert (account.tau_eff, account.chi2, account.chi2_steps) == (4.0, 1 / 3, 2 / 3)
-    assert account.used == 4
+    assert account.totals == {
+        "updates": 4,
+        "clients": 4,
+        "lost": 3,
+        "waited_seconds": 1.5,
+        "wasted_seconds": 0.75,
+        "tau_eff": 4.0,
+        "chi2": 1 / 3,
+        "chi2_steps": 2 / 3,
+    }
     del lines[1]["timing"]
-    assert timed(lines, []) is None and timed([], []) is None
+    assert read_timing(lines, []) is None and read_timing([], []) is None
 
 
 def test_the_first_seconds_of_a_run() -> None:
     """7's update of 0.5 s is used at 1 s; 5's of 0.8 s only at 1.5 s, for the buffer held enough without it."""
     lines = [line(1, 1.0, [7]), line(2, 1.5, [5]), line(3, 3.0, [8]), line(4, 4.0, [7])]
-    first = first_seconds(lines, COURSE[::-1])
+    first = build_timeline(lines, COURSE[::-1])
     assert first.until == 3.0  # three steps, though all visits are over by 2 s
     assert first.clients == (7, 2, 5, 9) and first.others == 0
     assert [v["order"] for v in first.visits] == [1, 2, 3, 4, 5]
@@ -145,10 +153,10 @@ def test_the_first_seconds_of_a_run() -> None:
 
 def test_a_picture_has_so_many_rows_and_visits() -> None:
     many = [visit(i % 200, i, 0.1 * i, 0.1 * i, 0.1 * i, 0.1 * i + 1) for i in range(300)]
-    first = first_seconds([line(1, 0.5, [0])], many)
-    assert first.until == pytest.approx(0.1 * (VISITS - 1) + 1)
-    assert first.clients == tuple(range(CLIENTS))
-    assert first.others == VISITS + 10 - CLIENTS  # whoever was sent out by then
+    first = build_timeline([line(1, 0.5, [0])], many)
+    assert first.until == pytest.approx(0.1 * (MIN_VISITS - 1) + 1)
+    assert first.clients == tuple(range(MAX_CLIENTS))
+    assert first.others == MIN_VISITS + 10 - MAX_CLIENTS  # whoever was sent out by then
     assert {v["client"] for v in first.visits} == set(first.clients)
     assert first.visits[0]["used"] is None  # back at 1 s, after the only step
 
@@ -156,7 +164,7 @@ def test_a_picture_has_so_many_rows_and_visits() -> None:
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=80), min_size=1, max_size=3))
 def test_bars_hold_every_update(rows: list[list[int]]) -> None:
     counts = [np.array([1, *row]) for row in rows]
-    edges, tail = bars(counts)
+    edges, tail = choose_bins(counts)
     widths = np.unique(np.diff(edges))
     assert edges[0] == 0 and len(edges) <= 22 and len(widths) <= 1
     if tail:
@@ -175,6 +183,8 @@ def test_csv_files_have_the_clock_only_where_there_is_one(tmp_path: Path) -> Non
     assert [row["virtual_seconds_to_baseline"] for row in rows] == ["14.0", "9.0", ""]
     assert [row["total_virtual_seconds"] for row in rows] == ["20.0", "30.0", "10.0"]
     assert float(rows[1]["virtual_seconds_change"]) == pytest.approx(9 / 14 - 1)
+    timing = {"staleness": "4.5", "updates": "20.0", "waited_seconds": "5.0", "tau_eff": "7.5"}
+    assert timing.items() <= rows[1].items()
     with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
         rounds = list(csv.DictReader(file))
     assert (rounds[2]["virtual_seconds"], rounds[2]["staleness_mean"]) == ("6.0", "2.0")
@@ -188,7 +198,7 @@ def test_runs_with_and_without_a_clock_in_one_report(tmp_path: Path) -> None:
     clocked = made(tmp_path / "timed", FAST)
     plain = write_run(tmp_path / "plain", SLOW, name="other")
     page = write_report([clocked, plain], tmp_path / "out")
-    assert [each["label"] for each in _data(page)["time"]["firsts"]] == ["fedavg"]
+    assert [each["label"] for each in _data(page)["charts"]["gantt"]] == ["fedavg"]
     with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
         rounds = list(csv.DictReader(file))
     assert [rounds[i]["staleness_mean"] for i in (1, 11)] == ["1.0", ""]
@@ -196,9 +206,10 @@ def test_runs_with_and_without_a_clock_in_one_report(tmp_path: Path) -> None:
 
 def test_a_clock_without_an_account_has_no_section(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", [0.1, 0.2], virtual=[1.0, 2.0])
-    assert gather([run]).runs[0].timed is None
+    assert load_runs([run]).runs[0].timing is None
     page = write_report([run], tmp_path / "out")
-    assert _data(page)["time"] is None and 'id="time"' not in page.read_text()
+    charts = _data(page)["charts"]
+    assert charts["gantt"] == charts["staleness"] == [] and 'id="time"' not in page.read_text()
 
 
 # the page in a browser

@@ -1,4 +1,4 @@
-"""Recipes: read, searched, run, gone on with, and held against their claims."""
+"""Recipes: read, searched, run, resumed, and checked against their claims."""
 
 import json
 import math
@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
-from undrift.cli.reproduce import reproduce, told
+from undrift.cli.reproduce import describe_result, reproduce
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import read
-from undrift.experiments.recipes import (
-    Claim,
-    Finding,
-    find_recipe,
-    findings,
-    read_claims,
-    read_recipe,
-    recipes_there,
-)
+from undrift.experiments.recipes.claims import Claim, ClaimResult, check_claims, read_claims
+from undrift.experiments.recipes.recipe import find_recipe, list_recipes, read_recipe
 from undrift.experiments.runs.files import read_json
 from undrift.experiments.sweeps.spaces import space_of
 
@@ -89,8 +82,8 @@ def test_a_recipe_is_searched_run_and_judged(folder: Path, capsys: Any) -> None:
     (kept,) = read_json(out / "claims.json")
     assert claim.ours is not None and claim.ours.by_seed == kept["by_seed"]
     assert kept["holds"] == "yes" and len(kept["by_seed"]) == 2
-    (found,) = findings([claim], {name: out / "runs" / name for name in ("best", "timed")})
-    assert found.as_recorded
+    (result,) = check_claims([claim], {name: out / "runs" / name for name in ("best", "timed")})
+    assert result.as_recorded
 
     # called again it goes on, and finds the same
     shutil.rmtree(out / "runs" / "timed")
@@ -106,9 +99,8 @@ def test_a_recipe_is_searched_run_and_judged(folder: Path, capsys: Any) -> None:
         reproduce(str(folder), out, jobs=1, quiet=True)
 
 
-def of(values: list[float], **words: Any) -> Finding:
-    mean = sum(values) / len(values)
-    return Finding(Claim(**{**CLAIM, "above": 0.0, **words}), tuple(values), mean, None)
+def of(values: list[float], **words: Any) -> ClaimResult:
+    return ClaimResult(Claim(**{**CLAIM, "above": 0.0, **words}), tuple(values))
 
 
 def test_a_claim_holds_with_every_seed_or_in_the_mean_or_not() -> None:
@@ -118,8 +110,8 @@ def test_a_claim_holds_with_every_seed_or_in_the_mean_or_not() -> None:
     slower = {"above": None, "below": 1.5, "by": "ratio", "measure": "rounds", "target": 0.8}
     assert of([1.0, 1.4], **slower).holds == "yes"
     assert of([1.0, math.inf], **slower).holds == "no"
-    assert told(of([1.0, math.inf], **slower))["here"] == "never reached"
-    assert told(of([0.01, 0.02]))["here"] == "+1.50 points"
+    assert describe_result(of([1.0, math.inf], **slower))["here"] == "never reached"
+    assert describe_result(of([0.01, 0.02]))["here"] == "+1.50 ± 0.71 points"
 
 
 def test_as_recorded_is_within_the_tolerance() -> None:
@@ -160,7 +152,18 @@ def test_recipes_are_found_by_name_and_missing_ones_explained(folder: Path, tmp_
         find_recipe("small", [tmp_path / "nowhere"])
 
 
-@pytest.mark.parametrize("name", sorted(recipes_there([OWN])))
+def test_recipes_of_the_clone_are_found_from_anywhere(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list_recipes() == list_recipes([OWN])
+    mine = tmp_path / "recipes" / "autonomous-fedgm"
+    mine.parent.mkdir()
+    folder.rename(mine)
+    assert find_recipe("autonomous-fedgm") == mine  # those in the current directory come first
+
+
+@pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
 def test_our_own_recipes_can_be_read(name: str) -> None:
     folder = OWN / name
     recipe = read_recipe(folder)

@@ -1,13 +1,17 @@
 """undrift report."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 from rich.console import Console
 
 from undrift.cli import options as o
+
+if TYPE_CHECKING:
+    from undrift.experiments.report import Options
 
 
 def report(
@@ -17,8 +21,9 @@ def report(
     ] = None,
     target: o.Target = None,
     baseline: o.Baseline = None,
-    figure: Annotated[
-        str | None, typer.Option("--figure", help="accuracy, loss or another that was recorded")
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", "--figure", help="accuracy, loss or another that was recorded"),
     ] = None,
     last: Annotated[
         int | None, typer.Option("--last", min=1, help="Rounds whose mean is the final quality")
@@ -29,10 +34,18 @@ def report(
 
     Example: undrift report runs/compare-digits --target 0.9
     """
-    from undrift.experiments.report import summary, write_report  # slow to import
+    place = out or runs[0]
+    report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last)
 
-    options = {"target": target, "baseline": baseline, "figure": figure, "last": last}
-    page = write_report(runs, out or runs[0], **options)
+
+def report_on(
+    runs: Sequence[Path], out: Path, quiet: bool = False, **options: Unpack["Options"]
+) -> None:
+    """Write the report of some runs, and print its table unless it is to be quiet."""
+    from undrift.experiments.report import summarise, terminal_table, write_files  # slow to import
+
+    summary = summarise(runs, **options)
+    page = write_files(summary, out)
     if not quiet:
-        Console(width=None if sys.stdout.isatty() else 120).print(summary(runs, **options).table())
+        Console(width=None if sys.stdout.isatty() else 120).print(terminal_table(summary))
         print(f"report: {page}")

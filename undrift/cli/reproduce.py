@@ -2,9 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,14 +15,19 @@ from undrift.cli.runs import carry_out, resume
 from undrift.cli.sweeps import swept
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
-from undrift.experiments.recipes.claims import Finding, findings, read_claims, record
+from undrift.experiments.recipes.claims import (
+    ClaimResult,
+    check_claims,
+    read_claims,
+    record_results,
+)
 from undrift.experiments.recipes.recipe import (
     EXPECTED,
-    Recipe,
+    RecipeRun,
     Search,
     find_recipe,
+    list_recipes,
     read_recipe,
-    recipes_there,
 )
 from undrift.experiments.runs.directory import RunDirectory
 from undrift.experiments.runs.files import write_json
@@ -31,7 +36,7 @@ from undrift.experiments.sweeps.spaces import space_of
 from undrift.experiments.sweeps.sweeping import BEST
 
 CLAIMS = "claims.json"
-SAME = ("rounds", "seeds", "methods", "local", "data", "clients", "model", "population", "server")
+COLUMNS = ("claim", "published", "recorded", "here", "holds")
 
 
 def reproduce(
@@ -45,100 +50,101 @@ def reproduce(
     ] = False,
     quiet: o.Quiet = False,
 ) -> None:
-    """Repeat a paper's experiments, and hold what comes out against what it claims.
+    """Repeat a paper's experiments, and check what comes out against what it claims.
 
-    Searches come first, then runs, each in a directory of its own under OUT; interrupted and called again, it goes on.
+    Searches come first, then runs, each in its own directory under OUT; if interrupted, the same command resumes it.
 
     Example: undrift reproduce autonomous-fedgm --out runs/autonomous-fedgm
     """
     if name is None:
-        return _list()
+        return _print_recipes()
     folder = find_recipe(name)
     recipe, claims = read_recipe(folder), read_claims(folder / EXPECTED)
     out = out or Path("runs") / folder.name
     try:
         for search in recipe.search:
-            searched(search, folder, out, quiet)
+            run_search(search, folder, out, quiet)
+        experiments = {run.name: _read_experiment(run, folder, out) for run in recipe.run}
         places = {
-            run.name: _ran(run.name, experiment, out, jobs, quiet)
-            for run, experiment in _experiments(recipe, folder, out)
+            label: _run_or_resume(label, experiment, out, jobs, quiet)
+            for label, experiment in experiments.items()
         }
     except KeyboardInterrupt:
         again = f"undrift reproduce {shlex.quote(name)} --out {shlex.quote(str(out))}"
-        print(f"undrift: `{again}` goes on with the recipe", file=sys.stderr)
+        print(f"undrift: `{again}` resumes the recipe", file=sys.stderr)
         raise
-    found = findings(claims, places)
-    write_json(out / CLAIMS, [each.json() for each in found])
+    results = check_claims(claims, places)
+    write_json(out / CLAIMS, [result.to_dict() for result in results])
     if keep:
-        record(folder / EXPECTED, found)
+        record_results(folder / EXPECTED, results)
     from undrift.experiments.report import write_report  # slow to import
 
-    page = write_report(list(places.values()), out, claims=[told(each) for each in found])
+    rows = [describe_result(result) for result in results]
+    page = write_report(list(places.values()), out, claims=rows)
     if not quiet:
-        Console(width=None if sys.stdout.isatty() else 160).print(table(found))
+        Console(width=None if sys.stdout.isatty() else 160).print(_claims_table(rows))
         print(f"report: {page}")
 
 
-def _list() -> None:
-    there = recipes_there()
-    if not there:
-        find_recipe("")  # which says where they are
-    for name, folder in sorted(there.items()):
+def _print_recipes() -> None:
+    recipes = list_recipes()
+    if not recipes:
+        find_recipe("")  # explains where they are
+    for name, folder in sorted(recipes.items()):
         print(f"{name:24} {read_recipe(folder).about}")
 
 
-def searched(search: Search, folder: Path, out: Path, quiet: bool) -> None:
-    """Carry out a search, or what is left of it."""
-    experiment = read(folder / search.experiment, _taken(search.take, out))
+def run_search(search: Search, folder: Path, out: Path, quiet: bool) -> None:
+    """Run a search, or what is left of it."""
+    experiment = read(folder / search.experiment, _chosen_settings(search.take, out))
     if search.methods is not None:
         experiment = experiment.only(search.methods)
     if experiment.threads is None:
         experiment = experiment.model_copy(update={"threads": 1})
-    file = search.space.endswith(".toml")
-    space = space_of(str(folder / search.space) if file else search.space)
+    is_file = search.space.endswith(".toml")
+    space = space_of(str(folder / search.space) if is_file else search.space)
     plan = Plan(space, search.trials, search.seeds, search.sampler, search.held_out)
-    swept(experiment, plan, _search(out, search.name), quiet)
+    swept(experiment, plan, _search_folder(out, search.name), quiet)
 
 
-def _search(out: Path, name: str) -> Path:
+def _search_folder(out: Path, name: str) -> Path:
     return out / "search" / name
 
 
-def _experiments(recipe: Recipe, folder: Path, out: Path) -> list[tuple[Any, Experiment]]:
-    found = []
-    for run in recipe.run:
-        file = folder / run.experiment if run.experiment else _search(out, run.best or "") / BEST
-        found.append((run, read(file, _taken(run.take, out))))
-    return found
+def _read_experiment(run: RecipeRun, folder: Path, out: Path) -> Experiment:
+    best = _search_folder(out, run.best or "") / BEST
+    file = folder / run.experiment if run.experiment else best
+    return read(file, _chosen_settings(run.take, out))
 
 
-def _taken(take: dict[str, str], out: Path) -> list[str]:
+def _chosen_settings(take: Mapping[str, str], out: Path) -> list[str]:
     """Settings with the values that earlier searches have chosen."""
-    return [f"{path}={_chosen(path, name, out)!r}" for path, name in take.items()]
+    return [f"{path}={_chosen_value(path, name, out)!r}" for path, name in take.items()]
 
 
-def _chosen(path: str, name: str, out: Path) -> object:
-    best = read(_search(out, name) / BEST)
+def _chosen_value(path: str, search: str, out: Path) -> object:
+    best = read(_search_folder(out, search) / BEST)
     if len(best.labels) != 1:
-        raise InvalidInput(f"search {name!r} is of several methods: {path} has no single value")
+        raise InvalidInput(f"search {search!r} is of several methods: {path} has no single value")
     method = best.methods[best.labels[0]]
-    local = path.startswith("local.")
-    words = method.local if local else method.parameters
+    settings = method.local if path.startswith("local.") else method.parameters
     key = path.removeprefix("local.")
-    if key not in words:
-        raise InvalidInput(f"search {name!r} does not choose {path}")
-    return words[key]
+    if key not in settings:
+        raise InvalidInput(f"search {search!r} does not choose {path}")
+    return settings[key]
 
 
-def _ran(name: str, experiment: Experiment, out: Path, jobs: int | None, quiet: bool) -> Path:
-    """Carry out runs, or what is left of them; where they are."""
+def _run_or_resume(
+    name: str, experiment: Experiment, out: Path, jobs: int | None, quiet: bool
+) -> Path:
+    """Run an experiment, or what is left of it; returns its directory."""
     place = out / "runs" / name
     if not place.exists():
         carry_out(experiment, name, place, jobs, quiet=quiet)
         return place
-    known = RunDirectory(place).experiment()
-    for part in SAME:
-        if getattr(known, part) != getattr(experiment, part):
+    known = _list_settings(RunDirectory(place).experiment())
+    for part, value in _list_settings(experiment).items():
+        if known[part] != value:
             raise InvalidInput(
                 f"{place} holds runs with other {part} than the recipe now has: --out chooses another place"
             )
@@ -146,45 +152,53 @@ def _ran(name: str, experiment: Experiment, out: Path, jobs: int | None, quiet: 
     return place
 
 
-# what came out
-
-
-def table(found: Sequence[Finding]) -> Table:
-    """Claim by claim: what was published, what was recorded, what came out, whether it holds."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("claim", "published", "recorded", "here", "holds"):
-        made.add_column(heading)
-    for each in found:
-        words = told(each)
-        made.add_row(*(words[key] for key in ("claim", "published", "recorded", "here", "holds")))
-    return made
-
-
-def told(found: Finding) -> dict[str, str]:
-    """A finding in words."""
-    ours = found.claim.ours
-    recorded = "" if ours is None else shown(found, ours.mean, ours.std)
-    here = shown(found, found.ours.mean, found.ours.std)
-    if found.as_recorded is False:
-        here += " (not as recorded)"
+def _list_settings(experiment: Experiment) -> dict[str, object]:
+    """What must not change between a run and its resumption."""
     return {
-        "claim": found.claim.claim,
-        "published": found.claim.published,
-        "recorded": recorded,
-        "here": here,
-        "holds": found.holds,
+        "rounds": experiment.rounds,
+        "seeds": experiment.seeds,
+        "methods": experiment.methods,
+        "local": experiment.local,
+        "data": experiment.data,
+        "clients": experiment.clients,
+        "model": experiment.model,
+        "population": experiment.population,
+        "server": experiment.server,
     }
 
 
-def shown(found: Finding, mean: float | None, std: float | None) -> str:
+# what came out
+
+
+def _claims_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    table = Table(*COLUMNS, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*(row[column] for column in COLUMNS))
+    return table
+
+
+def describe_result(result: ClaimResult) -> dict[str, str]:
+    """A claim in words: what was published, what was recorded, what came out here, whether it holds."""
+    ours, here = result.claim.ours, result.measured
+    differs = " (not as recorded)" if result.as_recorded is False else ""
+    return {
+        "claim": result.claim.claim,
+        "published": result.claim.published,
+        "recorded": "" if ours is None else _format_value(result, ours.mean, ours.std),
+        "here": _format_value(result, here.mean, here.std) + differs,
+        "holds": result.holds,
+    }
+
+
+def _format_value(result: ClaimResult, mean: float | None, std: float | None) -> str:
     """A number with its spread: percentage points for accuracies, else as it is."""
-    claim = found.claim
+    claim = result.claim
     if mean is None:
         return "never reached"
-    points = claim.measure == "final" and claim.by == "difference" and "accuracy" in claim.figure
+    points = claim.measure == "final" and claim.by == "difference" and "accuracy" in claim.metric
     scale, unit = (100, " points") if points else (1, "")
     if claim.by == "ratio" and claim.against is not None:
         unit = " times"
-    more = "" if std is None else f" ± {scale * std:.2f}"
+    spread = "" if std is None else f" ± {scale * std:.2f}"
     sign = "+" if claim.by == "difference" and claim.against is not None else ""
-    return f"{scale * mean:{sign}.2f}{more}{unit}"
+    return f"{scale * mean:{sign}.2f}{spread}{unit}"

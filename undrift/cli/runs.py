@@ -9,10 +9,10 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from undrift.cli import options as o
 from undrift.cli.progress import shown, talkative
+from undrift.cli.reports import report_on
 from undrift.cli.sweeps import swept
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
@@ -145,15 +145,7 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
         first, reason = next(iter(failed.items()))
         count = f"{len(failed)} of {len(members(directory))} runs failed"
         raise InvalidInput(f"{count}; {first}: {reason}; {again} tries again")
-    from undrift.experiments.report import (  # slow to import, and not needed before
-        summary,
-        write_report,
-    )
-
-    page = write_report([path], path)
-    if not quiet:
-        Console(width=None if sys.stdout.isatty() else 120).print(summary([path]).table())
-        print(f"report: {page}")
+    report_on([path], path, quiet)
 
 
 def free(path: Path) -> Path:
@@ -180,7 +172,7 @@ def with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
 
 def _dry(experiment: Experiment, jobs: int | None) -> None:
     """What would be done: shown, and tried for a round or two in memory."""
-    from undrift.experiments.report.words import in_bytes, in_seconds  # slow to import
+    from undrift.experiments.report.format import format_bytes, format_seconds  # slow to import
 
     print(as_toml(experiment))
     torch.set_num_threads(experiment.threads or 1)
@@ -197,8 +189,8 @@ def _dry(experiment: Experiment, jobs: int | None) -> None:
         r = next(playing, None)
         a_round, sent = perf_counter() - began, 0 if r is None else r.bytes_down + r.bytes_up
         total += a_round * experiment.rounds * len(experiment.seeds)
-        print(f"# {label}: {in_bytes(sent)} and {a_round * 1000:.0f} ms a round")
+        print(f"# {label}: {format_bytes(sent)} and {a_round * 1000:.0f} ms a round")
     at_a_time = _jobs(experiment, jobs)
     print(
-        f"# {len(experiment.runs())} runs, about {in_seconds(total / at_a_time)}; nothing was started"
+        f"# {len(experiment.runs())} runs, about {format_seconds(total / at_a_time)}; nothing was started"
     )

@@ -1,9 +1,8 @@
 """What a recipe says, and where recipes are."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -32,7 +31,7 @@ class Search(Section):
     take: dict[str, str] = {}
 
 
-class Run(Section):
+class RecipeRun(Section):
     """Runs that claims are about: an experiment file, or the best of a search, with all of its seeds."""
 
     name: str
@@ -41,7 +40,7 @@ class Run(Section):
     take: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _one(self) -> "Run":
+    def _check(self) -> "RecipeRun":
         if (self.experiment is None) == (self.best is None):
             raise InvalidInput(
                 f"run {self.name!r}: give an experiment file, or best = the name of a search"
@@ -55,70 +54,75 @@ class Recipe(Section):
     about: str
     paper: str
     search: list[Search] = []
-    run: list[Run] = Field(min_length=1)
+    run: list[RecipeRun] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Recipe":
-        known: list[str] = []
-        for each in self.search:
-            _known(each.take.values(), known)
-            known.append(each.name)
-        for each in self.run:
-            _known([*each.take.values(), *([each.best] if each.best else [])], known)
-        for names in (known, [each.name for each in self.run]):
+    def _check(self) -> "Recipe":
+        searches: list[str] = []
+        for search in self.search:
+            _check_known(search.take.values(), searches)
+            searches.append(search.name)
+        for run in self.run:
+            _check_known([*run.take.values(), *([run.best] if run.best else [])], searches)
+        for names in (searches, [run.name for run in self.run]):
             if len(set(names)) < len(names):
-                raise InvalidInput(f"two parts have one name: {', '.join(sorted(names))}")
+                raise InvalidInput(f"two parts have the same name: {', '.join(sorted(names))}")
         return self
 
 
-def _known(names: Any, known: Sequence[str]) -> None:
+def _check_known(names: Iterable[str], searches: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            raise unknown("search", name, known)
+        if name not in searches:
+            raise unknown("search", name, searches)
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe in a folder; every file that it names is there."""
+    """Read the recipe in a folder, and check that every file it names is there."""
     path = folder / RECIPE
     try:
         recipe = Recipe(**tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidInput(
-            f"{path}: {place}: {first['msg'].removeprefix('Value error, ')}"
-        ) from None
-    named = [e.experiment for e in (*recipe.search, *recipe.run) if e.experiment]
-    for name in [*named, *(s.space for s in recipe.search if s.space.endswith(".toml")), EXPECTED]:
+        raise explain_error(path, error) from None
+    files = [part.experiment for part in (*recipe.search, *recipe.run) if part.experiment]
+    files += [search.space for search in recipe.search if search.space.endswith(".toml")]
+    for name in [*files, EXPECTED]:
         if not (folder / name).exists():
             raise InvalidInput(f"{path} needs {name}, which is not beside it")
     return recipe
 
 
-def folders() -> list[Path]:
+def explain_error(path: Path, error: ValidationError) -> InvalidInput:
+    """The first thing that is wrong in a file, in one line."""
+    first = error.errors()[0]
+    place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return InvalidInput(f"{path}: {place}: {message}")
+
+
+def recipe_folders() -> list[Path]:
     """Where recipes may be: here, or in the clone that the package is run from."""
-    return list(dict.fromkeys([Path.cwd() / FOLDER, Path(__file__).parents[2] / FOLDER]))
+    return list(dict.fromkeys([Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER]))
 
 
-def recipes_there(places: Sequence[Path] | None = None) -> dict[str, Path]:
-    """Every recipe by its name."""
-    found = [path.parent for place in places or folders() for path in place.glob(f"*/{RECIPE}")]
-    return {folder.name: folder for folder in sorted(found, reverse=True)}
+def list_recipes(places: Sequence[Path] | None = None) -> dict[str, Path]:
+    """The folder of every recipe, by name; of equal names the one in the first place."""
+    places = recipe_folders() if places is None else places
+    found = [path.parent for place in reversed(places) for path in place.glob(f"*/{RECIPE}")]
+    return {folder.name: folder for folder in found}
 
 
 def find_recipe(name: str, places: Sequence[Path] | None = None) -> Path:
     """The folder of a recipe, by its name or its path."""
     if (Path(name) / RECIPE).exists():
         return Path(name)
-    there = recipes_there(places)
-    if not there:
-        looked = " and ".join(str(place) for place in places or folders())
+    recipes = list_recipes(places)
+    if not recipes:
+        looked = " and ".join(str(place) for place in places or recipe_folders())
         raise InvalidInput(
             f"there are no recipes in {looked}: they come with a clone of the project, not with the installed package; "
             "call it from there, or give the path of a recipe's folder"
         )
-    if name not in there:
-        raise unknown("recipe", name, sorted(there))
-    return there[name]
+    if name not in recipes:
+        raise unknown("recipe", name, sorted(recipes))
+    return recipes[name]

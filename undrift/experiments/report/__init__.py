@@ -1,7 +1,27 @@
-"""Reports: what runs have shown, as one page, a picture and tables."""
+"""Reports: what runs have shown, as a page, a plot and tables.
 
-from undrift.experiments.report.making import summary
-from undrift.experiments.report.page import write_report
-from undrift.experiments.report.summary import Row, Summary
+Each module imports only those above it:
 
-__all__ = ["Row", "Summary", "summary", "write_report"]
+    load     run directories -> frozen records
+    stats    every number, defined once: final quality, curves, costs; the summary, one row per method
+    format   numbers and lists as people read them
+    text     sentences; a new one is a function in ANSWER or NOTES
+    tables   tables of the page and the terminal, CSV files; a new column is an entry in `list_columns`
+    plots    curves.png and the data of the page's plots; a new axis is an entry in AXES, a new plot one in CHARTS
+    html     the page: page.html (jinja), page.css, page.js, time.js
+    write    summarise, write_report
+"""
+
+from undrift.experiments.report.stats import Row, Summary
+from undrift.experiments.report.tables import terminal_table
+from undrift.experiments.report.write import Options, summarise, write_files, write_report
+
+__all__ = [
+    "Options",
+    "Row",
+    "Summary",
+    "summarise",
+    "terminal_table",
+    "write_files",
+    "write_report",
+]

@@ -1,16 +1,15 @@
-// Draws the curves, the federations and sorts the table, from the data embedded in the page.
+// Draws the plots from the data embedded in the page, and sorts its tables.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const state = { figure: data.figure, axis: "rounds", log: false, hidden: new Set(), at: null };
-  const AXES = { rounds: "rounds", bytes: "bytes, down + up over all clients", seconds: "seconds", virtual: "virtual time" };
-  const SHORT = { rounds: "rounds", bytes: "bytes", seconds: "seconds", virtual: "virtual time" };
-  const figureOf = (name) => data.figures.find((f) => f.name === name);
-  const spoken = (name) => name.replaceAll("_", " ");
+  const state = { metric: findMetric(data.metric), axis: data.axes[0], log: false, hidden: new Set(), at: null };
+  function findMetric(name) { return data.metrics.find((metric) => metric.name === name); }
+  const spell = (name) => name.replaceAll("_", " ");
+  const buttonName = (axis) => axis.label.split(",")[0];
 
-  // making elements; text is always text, never markup
+  // elements; text is always text, never markup
 
-  const made = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-  const drawn = (tag, attributes = {}, ...children) =>
+  const html = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+  const shape = (tag, attributes = {}, ...children) =>
     fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
   function fill(element, attributes, children) {
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -23,20 +22,17 @@
   const UNITS = {
     bytes: [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]],
     seconds: [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"]],
-    rounds: [[1, ""]],
+    count: [[1, ""]],
   };
   const digits = (v) => String(Number(v.toPrecision(4)));
-  const unitFor = (axis, largest) => {
-    const units = UNITS[axis === "virtual" ? "seconds" : axis];
-    return units.find(([size]) => largest >= 2 * size) ?? units[units.length - 1];
-  };
-  function along(axis, value, largest = value) {
-    if (axis === "rounds") return Math.round(value).toLocaleString("en");
-    const [size, unit] = unitFor(axis, largest);
+  const chooseUnit = (kind, largest) => UNITS[kind].find(([size]) => largest >= 2 * size) ?? UNITS[kind].at(-1);
+  function format(kind, value, largest = value) {
+    if (kind === "count") return Math.round(value).toLocaleString("en");
+    const [size, unit] = chooseUnit(kind, largest);
     return `${digits(value / size)} ${unit}`;
   }
-  function shown(figure, value) {
-    if (figure.share) return `${(100 * value).toFixed(2)} %`;
+  function formatMetric(metric, value) {
+    if (metric.share) return `${(100 * value).toFixed(2)} %`;
     return value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5) ? value.toExponential(2) : digits(value);
   }
 
@@ -60,22 +56,22 @@
   // the curves
 
   const chart = document.getElementById("chart");
-  const tip = made("div", { class: "tip", hidden: "" });
+  const tip = html("div", { class: "tip", hidden: "" });
   let plot = null; // what the last drawing knows, for the read-out
 
-  const visible = () => data.methods.filter((m) => !state.hidden.has(m.label) && m.figures[state.figure]);
+  const visible = () => data.methods.filter((m) => !state.hidden.has(m.label) && m.metrics[state.metric.name]);
   const finite = (values) => values.filter((v) => v !== null && Number.isFinite(v));
 
-  function range(methods, figure) {
-    const all = methods.flatMap((m) => Object.values(m.figures[figure.name]).flatMap(finite));
-    const goals = figure.name === data.figure ? [data.target, data.quality].filter((v) => v !== null) : [];
+  function range(methods, metric) {
+    const all = methods.flatMap((m) => Object.values(m.metrics[metric.name]).flatMap(finite));
+    const goals = metric.name === data.metric ? [data.target, data.quality].filter((v) => v !== null) : [];
     let low = Math.min(...all, ...goals), high = Math.max(...all, ...goals);
     if (!all.length) [low, high] = [0, 1];
-    const possible = low > 0 && !figure.share;
+    const possible = low > 0 && !metric.share;
     if (possible && state.log) return { low: low / 1.05, high: high * 1.05 + (low === high ? 1 : 0), log: true, possible };
     const room = (high - low || Math.abs(high) || 1) * 0.04;
-    const floor = !figure.share && low >= 0 ? 0 : -Infinity; // nothing below zero where nothing can be
-    return { low: Math.max(floor, low - room), high: figure.share ? Math.min(1, high + room) : high + room, log: false, possible };
+    const floor = !metric.share && low >= 0 ? 0 : -Infinity; // nothing below zero where nothing can be
+    return { low: Math.max(floor, low - room), high: metric.share ? Math.min(1, high + room) : high + room, log: false, possible };
   }
 
   function path(xs, ys, x, y, from, to) {
@@ -95,42 +91,40 @@
   }
 
   function draw() {
-    const figure = figureOf(state.figure), methods = visible();
+    const { metric, axis } = state, methods = visible();
     const width = Math.max(280, chart.clientWidth), narrow = width < 640;
     const height = narrow ? 300 : 420;
     const longest = Math.max(0, ...methods.map((m) => m.label.length));
     const named = !narrow && methods.length <= 12;
     const margin = { top: 12, right: named ? Math.min(190, 24 + 7 * longest) : 14, bottom: 44, left: narrow ? 46 : 58 };
-    const r = range(methods, figure);
+    const r = range(methods, metric);
     const log = document.getElementById("log");
     log.disabled = !r.possible;
-    const last = Math.max(...methods.map((m) => Math.max(0, ...finite(m[state.axis]))), 0) || 1;
-    const first = state.axis === "rounds" ? Math.min(...methods.map((m) => m.rounds[0]), last - 1) : 0;
+    const last = Math.max(...methods.map((m) => Math.max(0, ...finite(m[axis.name]))), 0) || 1;
+    const first = axis.name === "rounds" ? Math.min(...methods.map((m) => m.rounds[0]), last - 1) : 0;
     const inner = width - margin.left - margin.right, tall = height - margin.top - margin.bottom;
     const x = (v) => margin.left + ((v - first) / (last - first || 1)) * inner;
     const f = r.log ? Math.log : (v) => v;
     const y = (v) => margin.top + (1 - (f(v) - f(r.low)) / (f(r.high) - f(r.low))) * tall;
 
-    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: "0",
-      "aria-label": `${spoken(figure.name)} against ${SHORT[state.axis]}: ${methods.map((m) => m.label).join(", ")}. Arrow keys move the read-out.` });
+    const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: "0",
+      "aria-label": `${spell(metric.name)} against ${buttonName(axis)}: ${methods.map((m) => m.label).join(", ")}. Arrow keys move the read-out.` });
     for (const v of r.log ? logTicks(r.low, r.high) : ticks(r.low, r.high, narrow ? 4 : 6)) {
-      svg.append(drawn("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: y(v), y2: y(v) }));
-      const text = figure.share ? `${digits(100 * v)} %` : digits(v);
-      svg.append(drawn("text", { x: margin.left - 8, y: y(v) + 4, "text-anchor": "end" }, text));
+      svg.append(shape("line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: y(v), y2: y(v) }));
+      const text = metric.share ? `${digits(100 * v)} %` : digits(v);
+      svg.append(shape("text", { x: margin.left - 8, y: y(v) + 4, "text-anchor": "end" }, text));
     }
-    const [size] = unitFor(state.axis, last);
-    for (const v of ticks(first / size, last / size, narrow ? 4 : 8)) {
-      const text = state.axis === "rounds" ? along("rounds", v) : along(state.axis, v * size, last);
-      svg.append(drawn("text", { x: x(v * size), y: height - margin.bottom + 20, "text-anchor": "middle" }, text));
-    }
-    svg.append(drawn("text", { x: margin.left + inner / 2, y: height - 4, "text-anchor": "middle" }, AXES[state.axis]));
-    for (const m of methods) svg.append(lines(m, figure, x, y));
-    if (figure.name === data.figure) goals(svg, margin, width, y, figure);
-    if (named) names(svg, methods, figure, x, y, margin, height);
-    const cross = drawn("g", { class: "reading", visibility: "hidden" });
+    const [size] = chooseUnit(axis.unit, last);
+    for (const v of ticks(first / size, last / size, narrow ? 4 : 8))
+      svg.append(shape("text", { x: x(v * size), y: height - margin.bottom + 20, "text-anchor": "middle" }, format(axis.unit, v * size, last)));
+    svg.append(shape("text", { x: margin.left + inner / 2, y: height - 4, "text-anchor": "middle" }, axis.label));
+    for (const m of methods) svg.append(lines(m, metric, x, y));
+    if (metric.name === data.metric) goals(svg, margin, width, y, metric);
+    if (named) names(svg, methods, metric, x, y, margin, height);
+    const cross = shape("g", { class: "reading", visibility: "hidden" });
     svg.append(cross);
     chart.replaceChildren(svg, tip);
-    plot = { svg, cross, x, y, first, last, margin, width, height, inner, figure, methods };
+    plot = { svg, cross, x, y, first, last, margin, width, height, inner, metric, methods };
     svg.addEventListener("pointermove", (e) => read(valueAt(e)));
     svg.addEventListener("pointerdown", (e) => read(valueAt(e)));
     svg.addEventListener("pointerleave", () => read(null));
@@ -144,35 +138,34 @@
     read(null);
   }
 
-  function goals(svg, margin, width, y, figure) {
+  function goals(svg, margin, width, y, metric) {
     const marks = data.target === null ? [[data.quality, `${data.baseline}'s final`]] : [[data.target, "target"]];
     for (const [value, name] of marks) {
       if (value === null) continue;
-      svg.append(drawn("line", { class: "goal", x1: margin.left, x2: width - margin.right, y1: y(value), y2: y(value) }));
-      svg.append(drawn("text", { class: "halo", x: margin.left + 6, y: y(value) - 5 }, `${name} ${shown(figure, value)}`));
+      svg.append(shape("line", { class: "goal", x1: margin.left, x2: width - margin.right, y1: y(value), y2: y(value) }));
+      svg.append(shape("text", { class: "halo", x: margin.left + 6, y: y(value) - 5 }, `${name} ${formatMetric(metric, value)}`));
     }
   }
 
-  function lines(m, figure, x, y) {
-    const xs = m[state.axis], { mean, low, high } = m.figures[figure.name];
-    const group = drawn("g", { class: `method c${m.colour}` });
+  function lines(m, metric, x, y) {
+    const xs = m[state.axis.name], { mean, low, high } = m.metrics[metric.name];
+    const group = shape("g", { class: `method c${m.colour}` });
     group.dataset.label = m.label;
-    if (m.seeds > 1) group.append(drawn("path", { class: "band", d: band(xs, low, high, x, y) }));
+    if (m.seeds > 1) group.append(shape("path", { class: "band", d: band(xs, low, high, x, y) }));
     const dash = data.dashes[m.dash];
-    group.append(drawn("path", { class: "curve", d: path(xs, mean, x, y, 0, m.common), "stroke-dasharray": dash }));
+    group.append(shape("path", { class: "curve", d: path(xs, mean, x, y, 0, m.common), "stroke-dasharray": dash }));
     if (m.common < xs.length)
-      group.append(drawn("path", { class: "curve rest", d: path(xs, mean, x, y, Math.max(0, m.common - 1), xs.length), "stroke-dasharray": dash }));
-    if (xs.length === 1 && mean[0] !== null) group.append(drawn("circle", { class: "dot", cx: x(xs[0]), cy: y(mean[0]), r: 4 }));
+      group.append(shape("path", { class: "curve rest", d: path(xs, mean, x, y, Math.max(0, m.common - 1), xs.length), "stroke-dasharray": dash }));
+    if (xs.length === 1 && mean[0] !== null) group.append(shape("circle", { class: "dot", cx: x(xs[0]), cy: y(mean[0]), r: 4 }));
     return group;
   }
 
   // names at the ends of the lines, moved apart where they would overlap
-  function names(svg, methods, figure, x, y, margin, height) {
+  function names(svg, methods, metric, x, y, margin, height) {
     const ends = methods.flatMap((m) => {
-      const values = m.figures[figure.name].mean;
-      let i = values.length - 1;
-      while (i >= 0 && (values[i] === null || m[state.axis][i] === null)) i--;
-      return i < 0 ? [] : [{ m, at: x(m[state.axis][i]), y: y(values[i]) }];
+      const values = m.metrics[metric.name].mean, xs = m[state.axis.name];
+      const i = values.findLastIndex((value, k) => value !== null && xs[k] !== null);
+      return i < 0 ? [] : [{ m, at: x(xs[i]), y: y(values[i]) }];
     }).sort((a, b) => a.at - b.at);
     const columns = []; // of names that stand above each other
     for (const end of ends) {
@@ -183,8 +176,8 @@
     columns.forEach((column) => spaced(column, 15, margin.top + 4, height - margin.bottom - 4));
     for (const e of ends) {
       const label = e.m.label.length > 24 ? `${e.m.label.slice(0, 23)}…` : e.m.label;
-      const group = drawn("g", { class: `method c${e.m.colour}` }, drawn("text", { class: "end halo", x: e.at + 16, y: e.place + 4 }, label));
-      if (Math.abs(e.place - e.y) > 2) group.prepend(drawn("path", { class: "leader", d: `M${e.at + 3} ${e.y}L${e.at + 13} ${e.place}` }));
+      const group = shape("g", { class: `method c${e.m.colour}` }, shape("text", { class: "end halo", x: e.at + 16, y: e.place + 4 }, label));
+      if (Math.abs(e.place - e.y) > 2) group.prepend(shape("path", { class: "leader", d: `M${e.at + 3} ${e.y}L${e.at + 13} ${e.place}` }));
       group.dataset.label = e.m.label;
       svg.append(group);
     }
@@ -216,7 +209,7 @@
     return part < -0.02 || part > 1.02 ? null : plot.first + Math.min(1, Math.max(0, part)) * (plot.last - plot.first);
   }
   function nearest(m, value) {
-    const xs = m[state.axis], mean = m.figures[plot.figure.name].mean;
+    const xs = m[state.axis.name], mean = m.metrics[plot.metric.name].mean;
     let best = null;
     xs.forEach((v, i) => {
       if (v !== null && mean[i] !== null && (best === null || Math.abs(v - value) < Math.abs(xs[best] - value))) best = i;
@@ -229,45 +222,45 @@
     tip.hidden = value === null;
     plot.cross.setAttribute("visibility", value === null ? "hidden" : "visible");
     if (value === null) return;
-    const { figure, x, y, margin, height } = plot;
+    const { metric, x, y, margin, height } = plot, { axis } = state;
     const found = plot.methods.map((m) => ({ m, i: nearest(m, value) })).filter((f) => f.i !== null)
-      .map((f) => ({ ...f, mean: f.m.figures[figure.name].mean[f.i], low: f.m.figures[figure.name].low[f.i], high: f.m.figures[figure.name].high[f.i] }))
-      .sort((a, b) => (figure.higher ? b.mean - a.mean : a.mean - b.mean));
+      .map(({ m, i }) => ({ m, i, mean: m.metrics[metric.name].mean[i], low: m.metrics[metric.name].low[i], high: m.metrics[metric.name].high[i] }))
+      .sort((a, b) => (metric.higher ? b.mean - a.mean : a.mean - b.mean));
     plot.cross.replaceChildren(
-      drawn("line", { class: "cross", x1: x(value), x2: x(value), y1: margin.top, y2: height - margin.bottom }),
-      ...found.map((f) => drawn("circle", { class: `dot c${f.m.colour}`, r: 4, cx: x(f.m[state.axis][f.i]), cy: y(f.mean) })));
-    const head = state.axis === "rounds" ? `round ${along("rounds", value)}` : along(state.axis, value, plot.last);
-    tip.replaceChildren(made("b", {}, head), ...found.map((f) => made("div", {}, swatch(f.m), made("span", {}, f.m.label),
-      made("span", {}, shown(figure, f.mean) + (f.m.seeds > 1 ? `  (${shown(figure, f.low)} to ${shown(figure, f.high)})` : "")))));
+      shape("line", { class: "cross", x1: x(value), x2: x(value), y1: margin.top, y2: height - margin.bottom }),
+      ...found.map((f) => shape("circle", { class: `dot c${f.m.colour}`, r: 4, cx: x(f.m[axis.name][f.i]), cy: y(f.mean) })));
+    const head = (axis.name === "rounds" ? "round " : "") + format(axis.unit, value, plot.last);
+    tip.replaceChildren(html("b", {}, head), ...found.map((f) => html("div", {}, swatch(f.m), html("span", {}, f.m.label),
+      html("span", {}, formatMetric(metric, f.mean) + (f.m.seeds > 1 ? `  (${formatMetric(metric, f.low)} to ${formatMetric(metric, f.high)})` : "")))));
     const scale = chart.clientWidth / plot.width, at = x(value) * scale;
     tip.style.left = at < chart.clientWidth / 2 ? `${at + 14}px` : `${Math.max(0, at - 14 - tip.offsetWidth)}px`;
     tip.style.top = `${margin.top}px`;
   }
-  const swatch = (m) => drawn("svg", { class: `swatch c${m.colour}`, viewBox: "0 0 22 8", "aria-hidden": "true" },
-    drawn("line", { x1: 1, x2: 21, y1: 4, y2: 4, "stroke-dasharray": data.dashes[m.dash] }));
+  const swatch = (m) => shape("svg", { class: `swatch c${m.colour}`, viewBox: "0 0 22 8", "aria-hidden": "true" },
+    shape("line", { x1: 1, x2: 21, y1: 4, y2: 4, "stroke-dasharray": data.dashes[m.dash] }));
 
   // the controls
 
   function controls() {
-    const figures = document.getElementById("figure"), axes = document.getElementById("axis"), log = document.getElementById("log");
-    figures.append(...data.figures.map((f) => made("option", { value: f.name }, spoken(f.name))));
-    figures.value = state.figure;
-    state.log = log.checked = figureOf(state.figure).log;
-    figures.addEventListener("change", () => {
-      state.figure = figures.value;
-      state.log = log.checked = figureOf(state.figure).log;
+    const metrics = document.getElementById("metric"), axes = document.getElementById("axis"), log = document.getElementById("log");
+    metrics.append(...data.metrics.map(({ name }) => html("option", { value: name }, spell(name))));
+    metrics.value = state.metric.name;
+    state.log = log.checked = state.metric.log;
+    metrics.addEventListener("change", () => {
+      state.metric = findMetric(metrics.value);
+      state.log = log.checked = state.metric.log;
       draw();
     });
     for (const axis of data.axes) {
-      const radio = made("input", { type: "radio", name: "axis", value: axis });
+      const radio = html("input", { type: "radio", name: "axis", value: axis.name });
       radio.checked = axis === state.axis;
       radio.addEventListener("change", () => { state.axis = axis; draw(); });
-      axes.append(made("label", {}, radio, SHORT[axis]));
+      axes.append(html("label", {}, radio, buttonName(axis)));
     }
     log.addEventListener("change", () => { state.log = log.checked; draw(); });
     document.querySelector(".controls").hidden = false;
     document.getElementById("legend").append(...data.methods.map((m) => {
-      const button = made("button", { type: "button", "aria-pressed": "true" }, swatch(m), made("span", {}, m.label));
+      const button = html("button", { type: "button", "aria-pressed": "true" }, swatch(m), html("span", {}, m.label));
       button.addEventListener("click", () => {
         const hide = !state.hidden.has(m.label);
         state.hidden[hide ? "add" : "delete"](m.label);
@@ -313,55 +306,58 @@
 
   // the federations
 
-  function heat(place, { heat: shares, together }) {
+  function heat(place, { shares, together }) {
     const clients = shares.length, labels = shares[0].length, left = 30, below = 20;
     const wide = Math.min(24, (place.clientWidth - left) / clients), tall = Math.max(4, Math.min(18, 260 / labels));
     const gap = wide > 4 ? 0.6 : 0, height = labels * tall + below;
-    const svg = drawn("svg", { viewBox: `0 0 ${place.clientWidth} ${height}`, height, role: "img",
+    const svg = shape("svg", { viewBox: `0 0 ${place.clientWidth} ${height}`, height, role: "img",
       "aria-label": `Shares of ${labels} labels of ${clients} clients` });
-    svg.append(drawn("rect", { class: "ground", x: left, y: 0, width: clients * wide, height: labels * tall }));
+    svg.append(shape("rect", { class: "ground", x: left, y: 0, width: clients * wide, height: labels * tall }));
     shares.forEach((row, i) => row.forEach((share, label) => {
-      if (share) svg.append(drawn("rect", { x: left + i * wide, y: label * tall, width: wide - gap, height: tall - gap,
+      if (share) svg.append(shape("rect", { x: left + i * wide, y: label * tall, width: wide - gap, height: tall - gap,
         "fill-opacity": (0.1 + 0.9 * (share / 100) ** 0.8).toFixed(2) },
-        drawn("title", {}, `label ${label * together}${together > 1 ? " and next" : ""}: ${share} % of a client's samples`)));
+        shape("title", {}, `label ${label * together}${together > 1 ? " and next" : ""}: ${share} % of a client's samples`)));
     }));
     for (let label = 0; label < labels; label += Math.ceil(14 / tall))
-      svg.append(drawn("text", { x: left - 6, y: (label + 0.5) * tall + 4, "text-anchor": "end" }, String(label * together)));
-    svg.append(drawn("text", { x: left + (clients * wide) / 2, y: height - 4, "text-anchor": "middle" }, "clients"));
+      svg.append(shape("text", { x: left - 6, y: (label + 0.5) * tall + 4, "text-anchor": "end" }, String(label * together)));
+    svg.append(shape("text", { x: left + (clients * wide) / 2, y: height - 4, "text-anchor": "middle" }, "clients"));
     place.replaceChildren(svg);
   }
 
-  function bars(place, { sizes: { counts, edges } }) {
+  function sizes(place, { counts, edges }) {
     const width = place.clientWidth, height = 220, left = 34, right = 12, below = 36;
     const most = Math.max(...counts), low = edges[0], high = edges[edges.length - 1];
     const x = (v) => left + ((v - low) / (high - low)) * (width - left - right), y = (v) => 8 + (1 - v / most) * (height - below - 8);
-    const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Histogram of the clients' sizes" });
+    const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "Histogram of samples per client" });
     for (const v of ticks(0, most, 4).filter(Number.isInteger)) {
-      svg.append(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }));
-      svg.append(drawn("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, v.toLocaleString("en")));
+      svg.append(shape("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }));
+      svg.append(shape("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, v.toLocaleString("en")));
     }
-    counts.forEach((count, i) => svg.append(drawn("rect", { x: x(edges[i]) + 0.5, y: y(count), width: Math.max(1, x(edges[i + 1]) - x(edges[i]) - 1), height: y(0) - y(count) },
-      drawn("title", {}, `${count} clients with ${digits(edges[i])} to ${digits(edges[i + 1])} samples`))));
+    counts.forEach((count, i) => svg.append(shape("rect", { x: x(edges[i]) + 0.5, y: y(count), width: Math.max(1, x(edges[i + 1]) - x(edges[i]) - 1), height: y(0) - y(count) },
+      shape("title", {}, `${count} clients with ${digits(edges[i])} to ${digits(edges[i + 1])} samples`))));
     for (const v of ticks(low, high, 5))
-      svg.append(drawn("text", { x: x(v), y: height - below + 16, "text-anchor": "middle" }, v.toLocaleString("en")));
-    svg.append(drawn("text", { x: left + (width - left - right) / 2, y: height - 3, "text-anchor": "middle" }, "samples of a client"));
+      svg.append(shape("text", { x: x(v), y: height - below + 16, "text-anchor": "middle" }, v.toLocaleString("en")));
+    svg.append(shape("text", { x: left + (width - left - right) / 2, y: height - 3, "text-anchor": "middle" }, "samples per client"));
     place.replaceChildren(svg);
   }
 
-  const drawTime = data.time ? virtualTime({ made, drawn, ticks, digits, unitFor, along }, data.time) : () => {};
-  function everything() {
+  // everything; a new plot is a function here, an entry in charts.py and a place in page.html
+
+  const CHARTS = { heat, sizes, ...timeCharts({ html, shape, ticks, digits, chooseUnit, format }, data.charts) };
+  function drawAll() {
     if (!chart.clientWidth) return; // nothing has a place yet: the observer below calls again
     draw();
-    drawTime();
-    document.querySelectorAll(".heat").forEach((place) => heat(place, data.federations[place.dataset.federation]));
-    document.querySelectorAll(".sizes").forEach((place) => bars(place, data.federations[place.dataset.federation]));
+    for (const place of document.querySelectorAll("[data-chart]")) {
+      const { chart: name, index } = place.dataset;
+      CHARTS[name](place, data.charts[name][index]);
+    }
   }
 
   controls();
-  everything();
+  drawAll();
   document.querySelectorAll("#table table, #time table").forEach(sortable);
   let width = chart.clientWidth;
   new ResizeObserver(() => {
-    if (chart.clientWidth !== width) { width = chart.clientWidth; everything(); }
+    if (chart.clientWidth !== width) { width = chart.clientWidth; drawAll(); }
   }).observe(chart);
 })();

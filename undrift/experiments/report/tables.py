@@ -1,141 +1,280 @@
-"""The table for a terminal, and CSV files."""
+"""The tables of a report: on the page, in the terminal, in summary.csv and rounds.csv.
+
+A new column is one entry in `list_columns`: its group, which says where and when it is shown, its name in summary.csv and
+on the page, how it is computed from a row, and how it is formatted.
+"""
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from undrift.experiments.report.figures import Reach
-from undrift.experiments.report.gather import Gathered
-from undrift.experiments.report.summary import Row, Summary
-from undrift.experiments.report.timed import VIRTUAL
-from undrift.experiments.report.words import NEVER, goal, in_bytes, in_percent, number, quality_of
+from undrift.experiments.report.format import (
+    NEVER,
+    UNKNOWN,
+    format_bytes,
+    format_change,
+    format_count,
+    format_metric,
+    format_seconds,
+    format_target,
+    plural,
+)
+from undrift.experiments.report.load import VIRTUAL, Records
+from undrift.experiments.report.stats import Row, Summary, bytes_per_visit
+from undrift.experiments.report.text import format_final, spell, write_remarks
+
+AGAINST = "against baseline"
 
 
-def rich_table(s: Summary) -> Table:
-    """Method, quality, and the price of the target (of the baseline's quality if there is none)."""
-    to_target = s.target is not None
-    quality = f"{s.baseline}'s {number(s.quality, s.figure)}"
-    what = f"target {goal(s.target, s.figure)}" if to_target else quality
+@dataclass(frozen=True)
+class Column:
+    """One column of the tables.
+
+    name       the heading in summary.csv; heading: that on the page, "" if it is not there
+    value      computed from a row: what summary.csv holds and the page sorts by
+    write      the value for people; write_row: the same from a row, where the value does not say it all
+    detail     small print below it; tag: a mark beside it, or instead of a value that is not known
+    bar        whether the page draws a bar of the value's size
+    group      the heading above neighbouring columns of the page; table: the table that they are in
+    show       whether the report has the column; on_page: whether its page has it, too
+    """
+
+    name: str
+    heading: str
+    value: Callable[[Row], float | str | None]
+    write: Callable[[Any], str] = str
+    write_row: Callable[[Row], str] | None = None
+    detail: Callable[[Row], str] = lambda row: ""
+    tag: Callable[[Row], str] = lambda row: ""
+    bar: bool = False
+    group: str = ""
+    table: Literal["results", "time"] = "results"
+    show: bool = True
+    on_page: bool = True
+
+    def text(self, row: Row) -> str:
+        """The cell for people."""
+        value = self.value(row)
+        if self.write_row is not None:
+            return self.write_row(row)
+        if value is None:
+            return self.tag(row) or UNKNOWN
+        return value if isinstance(value, str) else self.write(value)
+
+    def number(self, row: Row) -> float | None:
+        """The cell as a finite number, if it is one."""
+        value = self.value(row)
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def list_columns(s: Summary) -> list[Column]:
+    """The columns that a report has, in their order."""
+    quality = f"to {s.baseline}'s {format_metric(s.quality, s.metric)}"
+    target = "" if s.target is None else f"to the target {format_target(s.target, s.metric)}"
+    about, total = partial(Column), partial(Column, group="all rounds")
+    base = partial(Column, group=quality, on_page=s.compared)
+    goal = partial(Column, group=target, show=s.target is not None)
+    time = partial(Column, group="virtual time", table="time", show=s.timed)
+
+    def delta(cost: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
+        return lambda row: s.change(row, cost)
+
+    def timed(
+        name: str,
+        heading: str,
+        write: Callable[[float], str],
+        detail: Callable[[Mapping[str, float]], str] = lambda timing: "",
+    ) -> Column:
+        value, below = lambda row: row.timing.get(name), lambda row: detail(row.timing)
+        return time(name, heading, value, write, detail=below, group="updates and participation")
+
+    columns = [
+        about("method", "", lambda row: row.label),
+        about("seeds", "", lambda row: len(row.seeds)),
+        about("metric", "", lambda row: s.metric),
+        about(
+            "final_mean",
+            f"final {spell(s.metric)}",
+            lambda row: row.mean,
+            write_row=lambda row: format_final(s, row),
+            detail=lambda row: plural(len(row.seeds), "seed"),
+        ),
+        about("final_std", "", lambda row: row.std),
+        about("last_rounds", "", lambda row: s.last),
+        about("best", "", lambda row: row is s.best),
+        about("baseline", "", lambda row: row is s.base),
+        about("rounds_planned", "", lambda row: row.method.planned),
+        about("rounds_recorded", "", lambda row: row.method.common),
+        base("baseline_quality", "", lambda row: s.quality),
+        base("reached", "", lambda row: row.to_baseline.reached),
+        base(
+            "rounds_to_baseline",
+            "rounds",
+            lambda row: row.to_baseline.rounds,
+            format_count,
+            detail=_write_seed_rounds,
+            tag=_write_never,
+        ),
+        base(
+            "bytes_to_baseline", "bytes", lambda row: row.to_baseline.bytes, format_bytes, bar=True
+        ),
+        base("bytes_change", AGAINST, delta(lambda row: row.to_baseline.bytes), format_change),
+        base("seconds_to_baseline", "seconds", lambda row: row.to_baseline.seconds, format_seconds),
+        base("seconds_change", AGAINST, delta(lambda row: row.to_baseline.seconds), format_change),
+        goal("target", "", lambda row: s.target),
+        goal("rounds_to_target", "rounds", _rounds_to_target, format_count),
+        goal("bytes_to_target", "bytes", lambda row: row.to_target.bytes, format_bytes),
+        goal("target_bytes_change", "", delta(lambda row: row.to_target.bytes), format_change),
+        goal("seconds_to_target", "seconds", lambda row: row.to_target.seconds, format_seconds),
+        goal(
+            "virtual_seconds_to_target",
+            "virtual time",
+            lambda row: row.to_target.virtual,
+            format_seconds,
+            show=s.target is not None and s.timed,
+        ),
+        total("total_bytes", "bytes", lambda row: row.total.bytes, format_bytes),
+        total("total_seconds", "seconds", lambda row: row.total.seconds, format_seconds),
+        total(
+            "bytes_per_visit",
+            "down + up per visit",
+            lambda row: sum(bytes_per_visit(row.method)),
+            write_row=lambda row: " + ".join(map(format_bytes, bytes_per_visit(row.method))),
+        ),
+        time("total_virtual_seconds", "all rounds", lambda row: row.total.virtual, format_seconds),
+        time(
+            "virtual_seconds_to_baseline",
+            "to baseline's quality",
+            lambda row: row.to_baseline.virtual,
+            format_seconds,
+            tag=_write_never,
+            on_page=s.compared,
+        ),
+        time(
+            "virtual_seconds_change",
+            AGAINST,
+            delta(lambda row: row.to_baseline.virtual),
+            format_change,
+            on_page=s.compared,
+        ),
+        timed(
+            "staleness", "staleness", "{:.2f}".format, lambda t: f"at most {t['max_staleness']:.0f}"
+        ),
+        timed(
+            "updates", "used", format_count, lambda t: f"of {format_count(t['clients'])} clients"
+        ),
+        timed("lost", "lost", format_count, lambda t: f"{100 * t['share_lost']:.1f} %"),
+        timed(
+            "waited_seconds",
+            "waited",
+            format_seconds,
+            lambda t: f"{format_seconds(t['wait'])} each",
+        ),
+        timed("wasted_seconds", "wasted", format_seconds),
+        timed("tau_eff", "steps", "{:.2f}".format),
+        timed("chi2", "χ²", format_metric, lambda t: f"steps: {format_metric(t['chi2_steps'])}"),
+        about("remarks", "", lambda row: "; ".join(write_remarks(s, row))),
+    ]
+    return [column for column in columns if column.show]
+
+
+def _rounds_to_target(row: Row) -> float | str | None:
+    return NEVER if row.to_target.reached is False else row.to_target.rounds
+
+
+def _write_never(row: Row) -> str:
+    return NEVER if row.to_baseline.reached is False else ""
+
+
+def _write_seed_rounds(row: Row) -> str:
+    """When single seeds reached the baseline's quality."""
+    reached = [r for r in row.seed_rounds if r is not None]
+    if len(row.seeds) < 2 or row.to_baseline.reached is None:
+        return ""
+    if len(reached) < len(row.seeds):
+        return f"{len(reached)} of {len(row.seeds)} seeds"
+    first, last = min(reached), max(reached)
+    return f"all seeds {first:,}" if first == last else f"seeds {first:,}–{last:,}"
+
+
+# the terminal, and the CSV files
+
+
+def terminal_table(s: Summary) -> Table:
+    """Final quality, and the cost of the target, or of the baseline's quality if there is none."""
+    columns = {column.name: column for column in list_columns(s)}
+    shown = {"final_mean": columns["final_mean"].heading}
+    to = "baseline" if s.target is None else "target"
+    if s.compared or s.target is not None:
+        rounds = columns[f"rounds_to_{to}"]
+        shown |= {rounds.name: f"rounds {rounds.group}", f"bytes_to_{to}": "bytes to it"}
+        shown["bytes_change" if to == "baseline" else "target_bytes_change"] = (
+            f"against {s.baseline}"
+        )
+    else:
+        shown["total_bytes"] = "bytes"
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True)
-    for heading in (
-        f"final {s.figure}",
-        f"rounds to {what}",
-        "bytes to it",
-        f"against {s.baseline}",
-    ):
+    for heading in shown.values():
         table.add_column(Text(heading), justify="right")
     table.add_column("")
     for row in s.rows:
-        table.add_row(*map(Text, _cells(s, row)), style="bold" if row.best else None)
+        cells = [(columns[name].text(row), columns[name].tag(row)) for name in shown]
+        texts = [f"{tag} ({text})" if tag and tag != text else text for text, tag in cells]
+        marks = [*s.marks(row), *write_remarks(s, row)]
+        style = "bold" if row is s.best else None
+        table.add_row(*map(Text, [row.label, *texts, ", ".join(marks)]), style=style)
     return table
 
 
-def _cells(s: Summary, row: Row) -> list[str]:
-    quality = quality_of(s, row)
-    if row.lacking:
-        rounds, price, part = "–", "–", "–"
-    elif s.target is not None:
-        there = row.reach
-        rounds = NEVER if there is None or there.rounds is None else str(there.rounds)
-        price, part = in_bytes(there.bytes if there else None), in_percent(row.reach_change)
-    elif row.cost is not None:
-        rounds = str(row.cost.rounds) if row.cost.reached else f"{NEVER} ({row.cost.rounds})"
-        price, part = in_bytes(row.cost.bytes), in_percent(row.bytes_change)
-    else:
-        rounds, price, part = "–", "–", "–"
-    marks = ["best"] * row.best + ["baseline"] * row.baseline + list(row.remarks)
-    return [row.label, quality, rounds, price, part, ", ".join(marks)]
-
-
 def summary_csv(s: Summary) -> str:
-    """The table, a line a method: bytes are down + up over all clients, changes are parts of the baseline's cost."""
-    return _csv(_plain(s, row) for row in s.rows)
+    """The results, one line per method; changes are relative to the baseline."""
+    columns = list_columns(s)
+    return _to_csv({column.name: column.value(row) for column in columns} for row in s.rows)
 
 
-def _plain(s: Summary, row: Row) -> dict[str, Any]:
-    cost, reach = row.cost, row.reach
-    line: dict[str, Any] = {
-        "method": row.label,
-        "seeds": len(row.seeds),
-        "figure": s.figure,
-        "final_mean": row.mean,
-        "final_std": row.std,
-        "last_rounds": s.last,
-        "best": row.best,
-        "baseline": row.baseline,
-        "rounds_planned": row.planned,
-        "rounds_recorded": row.recorded,
-        "total_bytes": row.total_bytes,
-        "total_seconds": row.total_seconds,
-        "baseline_quality": s.quality,
-        "reached": cost.reached if cost else None,
-        "rounds_to_baseline": cost.rounds if cost else None,
-        "bytes_to_baseline": cost.bytes if cost else None,
-        "bytes_change": row.bytes_change,
-        "seconds_to_baseline": cost.seconds if cost else None,
-        "seconds_change": row.seconds_change,
-    }
-    if s.timed:
-        line |= {
-            "total_virtual_seconds": row.total_virtual,
-            "virtual_seconds_to_baseline": cost.virtual if cost else None,
-            "virtual_seconds_change": row.virtual_change,
-        }
-    if s.target is not None:
-        never = None if reach is None else NEVER
-        reach = reach or Reach()
-        line |= {
-            "target": s.target,
-            "rounds_to_target": never if reach.rounds is None else reach.rounds,
-            "bytes_to_target": reach.bytes,
-            "seconds_to_target": reach.seconds,
-            "virtual_seconds_to_target": reach.virtual,
-        }
-    return line | {"remarks": "; ".join(row.remarks)}
+def rounds_csv(records: Records) -> str:
+    """Every recorded round of every run; a metric is empty where it was not evaluated or not finite."""
+    return _to_csv(_list_rounds(records))
 
 
-def rounds_csv(gathered: Gathered) -> str:
-    """Every recorded round of every run; a figure is empty where it was not evaluated or not finite."""
-    return _csv(_rounds(gathered))
-
-
-def _rounds(gathered: Gathered) -> Iterable[dict[str, Any]]:
-    timed = any(run.virtual is not None for run in gathered.runs)
-    for run in gathered.runs:
+def _list_rounds(records: Records) -> Iterator[dict[str, Any]]:
+    timed = any(np.isfinite(run.virtual).any() for run in records.runs)
+    for run in records.runs:
+        nothing = np.full(len(run.round), np.nan)
+        columns = {name: run.metrics.get(name, nothing) for name in records.metrics}
+        columns |= {"bytes_down": run.bytes_down, "bytes_up": run.bytes_up}
+        columns |= {"seconds": run.seconds, "cumulative_bytes": run.bytes}
+        if timed:
+            staleness = run.timing.staleness if run.timing else nothing
+            columns |= {VIRTUAL: run.virtual, "staleness_mean": staleness}
         for i, r in enumerate(run.round):
-            line: dict[str, Any] = {"label": run.label, "seed": run.seed, "round": int(r)}
-            for name in gathered.figures:
-                line[name] = float(run.figures[name][i]) if name in run.figures else None
-            line |= {"bytes_down": int(run.bytes_down[i]), "bytes_up": int(run.bytes_up[i])}
-            line |= {"seconds": float(run.seconds[i]), "cumulative_bytes": int(run.bytes[i])}
-            if timed:
-                line[VIRTUAL] = None if run.virtual is None else float(run.virtual[i])
-                line["staleness_mean"] = run.timed and float(run.timed.staleness[i])
-            yield line
+            numbers = {name: values[i].item() for name, values in columns.items()}
+            yield {"label": run.label, "seed": run.seed, "round": int(r), **numbers}
 
 
-def _csv(lines: Iterable[Mapping[str, Any]]) -> str:
-    lines = list(lines)
-    out = io.StringIO()
+def _to_csv(lines: Iterable[Mapping[str, Any]]) -> str:
+    lines, out = list(lines), io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
     writer.writeheader()
     for line in lines:
-        writer.writerow({key: _cell(value) for key, value in line.items()})
+        writer.writerow({name: _csv_cell(value) for name, value in line.items()})
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    """Nothing for what is not known; what a spreadsheet would take for a formula is quoted."""
+def _csv_cell(value: Any) -> Any:
+    """Empty for what is not known; what a spreadsheet would take for a formula is quoted."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):
-        return f"'{value}"
-    return value
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    return f"'{value}" if formula else value

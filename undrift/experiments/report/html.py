@@ -1,0 +1,138 @@
+"""The report as one page that needs nothing else: data, style and script are in it."""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from undrift.experiments.report.format import (
+    format_change,
+    format_metric,
+    format_settings,
+    keep_units,
+    plural,
+)
+from undrift.experiments.report.load import Records
+from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
+from undrift.experiments.report.stats import Row, Summary
+from undrift.experiments.report.tables import Column, list_columns
+from undrift.experiments.report.text import spell, write_remarks
+
+DEFAULTS = {"decay": 1.0, "momentum": 0.0, "weight_decay": 0.0}  # settings not worth mentioning
+
+
+def render_page(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()) -> str:
+    """The text of report.html."""
+    script = _read("time.js") + _read("page.js")
+    data, records = chart_data(s), s.records
+    columns = [column for column in list_columns(s) if column.heading and column.on_page]
+    return _load_template().render(
+        s=s,
+        title=_write_title(records),
+        facts=_list_facts(records),
+        claims=claims,
+        metric=spell(s.metric),
+        quality=format_metric(s.quality, s.metric),
+        columns=[column for column in columns if column.table == "results"],
+        time_columns=[column for column in columns if column.table == "time"],
+        time_rows=[row for row in s.rows if row.timing],
+        styles=assign_styles([row.label for row in s.rows], s.baseline),
+        dashes=DASHES,
+        federations=list_federations(records),
+        charts=data["charts"],
+        picture=base64.b64encode(picture).decode(),
+        style=_read("page.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=_embed_json(data),
+        now=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+@cache
+def _load_template() -> Any:
+    from jinja2 import Environment, StrictUndefined  # here, because only pages need it
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"count": "{:,}".format, "keep_units": keep_units}
+    environment.filters |= {"settings_line": _write_settings}
+    environment.globals |= {"spans": _group_spans, "largest": _largest_value}
+    environment.globals |= {"format_change": format_change, "write_remarks": write_remarks}
+    return environment.from_string(_read("page.html"))
+
+
+@cache
+def _read(name: str) -> str:
+    return resources.files("undrift.experiments.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
+    """The headings above the columns, and how many each of them spans."""
+    groups = groupby(columns, key=lambda column: column.group)
+    return [(heading, len(list(members))) for heading, members in groups]
+
+
+def _largest_value(column: Column, rows: Sequence[Row]) -> float:
+    return max(column.number(row) or 0.0 for row in rows)
+
+
+def _write_settings(section: Mapping[str, Any]) -> str:
+    return format_settings({k: v for k, v in section.items() if v != DEFAULTS.get(k)})
+
+
+def _embed_json(data: Any) -> str:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(_shorten(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+def _shorten(value: Any) -> Any:
+    """Numbers as short as a plot needs them; what is not finite is null."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _shorten(each) for key, each in value.items()}
+    return [_shorten(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _write_title(records: Records) -> str:
+    settings = [experiment.settings for experiment in records.experiments]
+    if all("name" in each for each in settings):
+        return " and ".join(dict.fromkeys(str(each["name"]) for each in settings))
+    data = dict.fromkeys(str(each.get("data", {}).get("name", "runs")) for each in settings)
+    labels = [method.label for method in records.methods]
+    methods = labels[0] if len(labels) == 1 else f"{len(labels)} methods"
+    return f"{methods} on {', '.join(data)}"
+
+
+def _list_facts(records: Records) -> list[str]:
+    """The setting in a few words, where all experiments share it."""
+    settings = records.experiments[0].settings
+    if any(each.settings.get("clients") != settings.get("clients") for each in records.experiments):
+        return []
+    clients = {k: v for k, v in settings.get("clients", {}).items() if k not in ("weights", "seed")}
+    about = next((run.federation for run in records.runs if run.federation), {})
+    number = clients.pop("number", about.get("clients"))
+    cohort = settings.get("server") or settings.get("participation", {})
+    rounds, seeds = {run.planned for run in records.runs}, {run.seed for run in records.runs}
+    facts = [
+        plural(number, "client") if number else "",
+        format_settings(clients).removeprefix("partition "),
+        format_settings(cohort).removeprefix("scheme ").removeprefix("kind "),
+        plural(rounds.pop(), "round") if len(rounds) == 1 else "",
+        plural(len(seeds), "seed"),
+        plural(about["parameters"], "parameter") if about else "",
+    ]
+    return [fact for fact in facts if fact]
