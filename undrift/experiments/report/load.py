@@ -18,7 +18,7 @@ from undrift.experiments.runs.directory import (
     FEDERATION,
     VISITS,
     RunDirectory,
-    figures,
+    metrics_in,
     runs_below,
 )
 from undrift.experiments.runs.files import read_json, read_lines
@@ -233,7 +233,7 @@ def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecor
     method = label if experiment.path == directory.path else directory.path.parent.name
     lines = directory.rounds()
     metrics = [
-        {name: value for name, value in figures(line).items() if isinstance(value, Number)}
+        {name: value for name, value in metrics_in(line).items() if isinstance(value, Number)}
         for line in lines
     ]
     names = dict.fromkeys(name for each in metrics for name in each)
