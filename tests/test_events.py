@@ -209,7 +209,7 @@ def rebuilt(round: int, numbers: list[Any]) -> ud.State:
         moments=flight.moments.reshape(-1, 5),
         downs=map_tensors(lambda t: t.reshape(-1, 4), flight.downs),
     )
-    return replace(fresh, round=round, server=server, flight=flight)
+    return replace(fresh, round=round, server=server, in_flight=flight)
 
 
 def test_a_fresh_process_goes_on_with_the_same_bits() -> None:

@@ -30,7 +30,7 @@ class Watched(ud.Quadratic):
 class Apart(ud.Quadratic):
     """Cannot draw for several rounds at once."""
 
-    draw_each = property()  # pyright: ignore[reportAssignmentType]
+    draw_each = None  # pyright: ignore[reportAssignmentType]
 
     def draw(self, key: Any, clients: Any, steps: Any, batch: Any) -> Any:
         return ud.Quadratic.draw_each(self, key, [key.round] * len(clients), clients, steps, batch)

@@ -50,9 +50,13 @@ def test_a_parcel_survives_flowers_records() -> None:
     "records",
     [
         RecordDict(),
-        RecordDict({"words": ConfigRecord({"kind": "up"}), "arrays": ArrayRecord()}),
-        RecordDict({"words": ConfigRecord({"kind": "up", "words": "[]"}), "arrays": ArrayRecord()}),
-        RecordDict({"words": ConfigRecord({"kind": "up", "words": "{"}), "arrays": ArrayRecord()}),
+        RecordDict({"header": ConfigRecord({"kind": "up"}), "arrays": ArrayRecord()}),
+        RecordDict(
+            {"header": ConfigRecord({"kind": "up", "header": "[]"}), "arrays": ArrayRecord()}
+        ),
+        RecordDict(
+            {"header": ConfigRecord({"kind": "up", "header": "{"}), "arrays": ArrayRecord()}
+        ),
     ],
 )
 def test_what_is_no_parcel_is_a_failure_not_a_crash(records: RecordDict) -> None:

@@ -34,7 +34,7 @@ from dataclasses import replace
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.clientapp import ClientApp
 import numpy as np
-from undrift.deploy import facts
+from undrift.deploy import compatibility as facts
 
 
 def order_for(node):
@@ -71,7 +71,7 @@ def train(message, context):
     path.unlink()
     if kind == "die":
         os.killpg(os.getpgid(0), signal.SIGKILL)
-    arrays, words = dict(reply.content["arrays"]), dict(reply.content["words"])
+    arrays, header = dict(reply.content["arrays"]), dict(reply.content["header"])
     name = next(iter(arrays))
     vector = arrays[name].numpy().copy()
     if kind == "NaN":
@@ -79,12 +79,12 @@ def train(message, context):
     if kind == "shape":
         vector = vector[1:]
     if kind == "round":
-        visit = json.loads(words["words"])
+        visit = json.loads(header["header"])
         visit["visit"]["round"] -= 1
-        words["words"] = json.dumps(visit)
+        header["header"] = json.dumps(visit)
     arrays[name] = Array(vector)
     reply.content["arrays"] = ArrayRecord(arrays)
-    reply.content["words"] = ConfigRecord(words)
+    reply.content["header"] = ConfigRecord(header)
     return reply
 """
 
@@ -187,7 +187,7 @@ def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: L
     close_to_simulation(flower, made, "hbm")
     ours = list(read_lines(run_of(flower, "hbm") / "metrics.jsonl"))
     theirs = list(read_lines(run_of(flower, "hbm") / "wire.jsonl"))
-    for mine, flowers in zip(ours, theirs, strict=True):  # headers and words besides
+    for mine, flowers in zip(ours, theirs, strict=True):  # headers and header besides
         assert mine["bytes_down"] < flowers["sent"] < mine["bytes_down"] + 2 * 2000
         assert mine["bytes_up"] < flowers["received"] < mine["bytes_up"] + 2 * 1000
     page = write_report([run_of(flower, "hbm")], run_of(flower, "hbm"))
@@ -218,9 +218,9 @@ def test_strangers_and_plain_connections_do_not_get_in(flower: Loopback) -> None
         "keyless": "All SuperNodes must be registered",
         "plain": "Connection attempt failed",
     }
-    for name, words in turned_away.items():
+    for name, header in turned_away.items():
         said = f"node-{name}"
-        wait_until(lambda: words in flower.said(said), PATIENCE, lambda: flower.said(said))  # noqa: B023
+        wait_until(lambda: header in flower.said(said), PATIENCE, lambda: flower.said(said))  # noqa: B023
         assert "SuperNode ID" not in flower.said(said)
     assert "No SuperNode found with the given public key" in flower.said("superlink")
     known = flower.run(BIN / "flwr", "supernode", "list", "here", "--format", "json")

@@ -295,7 +295,7 @@ def test_figures_on_request() -> None:
     gradient = sum(p * problem.full_grad(x, [i]) for i, p in enumerate(problem.weights))
     assert isinstance(gradient, torch.Tensor)
     assert found["grad_norm"] == pytest.approx(float(gradient.norm()), rel=1e-9)
-    with pytest.raises(ud.InvalidInput, match="unknown figure 'tset'"):
+    with pytest.raises(ud.InvalidInput, match="unknown metric 'tset'"):
         federation(metrics=["tset"])
 
 

@@ -261,7 +261,7 @@ def test_a_worker_lost_between_rounds_is_noticed_when_states_are_asked_for(
     next(playing)
     r = next(playing)
     refresh: Any = r.state.clients.refresh
-    ray.kill(refresh.__self__.hands[0].actor)
+    ray.kill(refresh.__self__.handles[0].actor)
     after = r.snapshot()
     assert "was lost" in caplog.text
     playing.close()
@@ -433,7 +433,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
         ({"engine": "ray", "workers": 0}, "workers must lie in"),
         ({"engine": "ray", "server": ud.Buffer(2)}, "for runs in virtual time"),
         ({"engine": on(2, 2), "population": ud.Population()}, "for runs in virtual time"),
-        ({"engine": on(2, 2), "workers": 2}, "a Choice says chunk and workers itself"),
+        ({"engine": on(2, 2), "workers": 2}, "a Choice has chunk and workers of its own"),
     ],
     ids=str,
 )

@@ -206,7 +206,7 @@ def test_different_structures_are_different_sets() -> None:
 def test_what_cannot_be_together_says_so(lines: Any) -> None:
     trials = [Trial(ud.FedAvg(), federation(0), ud.Local(2, lr=lr)) for lr in (0.1, 0.2)]
     check_equal(trials, engine="sequential", rounds=2)
-    assert len(lines()) == 1 and "'sequential' computes a run at a time" in lines()[0]
+    assert len(lines()) == 1 and "'sequential' computes one run at a time" in lines()[0]
     with pytest.raises(ud.InvalidInput, match="no trials"):
         run_together([], rounds=1)
 
@@ -217,7 +217,7 @@ def test_sweeps_together_write_what_they_write_alone(
     e, plan = experiment("fedavg", "scaffold-m", engine="batched"), Plan(SPACE, seeds=2)
     list(run_sweep(e, plan, tmp_path / "together"))
     monkeypatch.setattr(sweeping, "_one_computation", lambda *_: False)
-    monkeypatch.setattr("undrift.simulation.batched_runs.playing.Together", _refused)
+    monkeypatch.setattr("undrift.simulation.batched_runs.runs.Batch", _refused)
     list(run_sweep(e, plan, tmp_path / "alone"))
     ours, theirs = (
         list(csv.DictReader((tmp_path / name / "trials.csv").read_text().splitlines()))

@@ -16,17 +16,17 @@ FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not tr
 
 def to_records(envelope: Envelope) -> RecordDict:
     """A envelope as Flower's records: words as JSON, tensors as arrays."""
-    words: Any = {"kind": envelope.kind, "words": json.dumps(envelope.header)}
+    words: Any = {"kind": envelope.kind, "header": json.dumps(envelope.header)}
     arrays = {name: Array(t.detach().cpu().numpy()) for name, t in envelope.arrays.items()}
-    return RecordDict({"words": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
+    return RecordDict({"header": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
 
 
 def from_records(records: RecordDict) -> Envelope:
     """The envelope in Flower's records; of what is no envelope, one of kind "failed" that says so."""
     try:
-        about: Any = records["words"]
+        about: Any = records["header"]
         arrays: Any = records["arrays"]
-        words = json.loads(about["words"])
+        words = json.loads(about["header"])
         if not isinstance(words, dict):
             raise TypeError("its words are no words")
         found = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}

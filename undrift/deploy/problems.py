@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.core.algorithm import Exchange
 from undrift.core.errors import InvalidInput
@@ -101,6 +101,12 @@ class Reported:
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return self.own.evaluate(x)
+
+    def module(self, x: Tensor) -> nn.Module:
+        return self.own.module(x)
+
+    def named_parameters(self, x: Tensor) -> dict[str, Tensor]:
+        return self.own.named_parameters(x)
 
     def draw(self, *_: Any) -> Any:
         raise RuntimeError("the server of a deployed run has no client's samples")

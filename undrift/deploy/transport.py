@@ -89,6 +89,7 @@ class FlowerTransport:
         self.plan, self.fleet, self.policy, self.faults = plan, fleet, policy, faults
         self.run, self.oldest, self.spec = run, oldest, spec_of(plan.algorithm)
         self.extra = Traffic()  # of what is done besides a round's exchanges
+        self.late: set[int] = set()  # in this round
         self._past: deque[tuple[int, dict[int, Stamp]]] = deque()  # stamps after some rounds
 
     def begin(self, clients: ClientStates) -> None:
@@ -151,11 +152,14 @@ class FlowerTransport:
 
     def rollback(self) -> None:
         self.staged.rollback()
+        self.late = set()
 
     def complete(self, r: Round) -> Round:
         traffic, self.extra = self.extra, Traffic()
         down, up = r.bytes_down + traffic.bytes_down, r.bytes_up + traffic.bytes_up
-        return replace(r, bytes_down=down, bytes_up=up)
+        clients = tuple(i for i in r.clients if i not in self.late)
+        self.late = set()
+        return replace(r, clients=clients, bytes_down=down, bytes_up=up)
 
     def close(self) -> None:
         pass
@@ -203,6 +207,7 @@ class FlowerTransport:
             raise StatesLost(self, lost, t)
         for i in found.late:
             self.faults.note(t, i, "late")
+        self.late.update(found.late)
         if self.everyone and (found.bad or found.late):
             names = ", ".join(self.fleet.names[i] for i in [*found.bad, *found.late])
             raise Stopped(

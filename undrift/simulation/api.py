@@ -91,7 +91,13 @@ class PreparedRun:
         if policy is not None:
             population = config.population or Population()
             return events.play(plan, population, policy, state, self.evaluator, config.rounds)
-        return play(plan, transport_of(plan, state.clients), state, self.evaluator, config.rounds)
+        return self._play_synchronously(state)
+
+    def _play_synchronously(self, state: State) -> Iterator[Round]:
+        transport = transport_of(
+            self.plan, state.clients
+        )  # which may start workers, at the first round
+        yield from play(self.plan, transport, state, self.evaluator, self.config.rounds)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
