@@ -28,7 +28,7 @@ from undrift.simulation.aggregation import ClientResults
 from undrift.simulation.engines.batched import chunks, visit_chunk
 from undrift.simulation.engines.request import Engine, Request
 from undrift.simulation.engines.sequential import in_threads, visit_one
-from undrift.simulation.engines.tracing import TracedVisit, VisitSpec, add_rows
+from undrift.simulation.engines.tracing import TracedVisit, VisitSpec, add_rows, check_traceable
 
 log = logging.getLogger("undrift")
 
@@ -85,6 +85,7 @@ class Programs:
         self.specs: dict[Any, VisitSpec | CannotCompile] = {}
         self.visits: dict[Any, tuple[CompiledVisit, Any, Any] | CannotCompile] = {}
         self.noted: set[str] = set()
+        self.traceable = False
 
     def visit_rows(
         self, request: Request, ids: Sequence[int], rows: Sequence[int], state: Any, problem: Any
@@ -126,6 +127,9 @@ class Programs:
         written over `client`.  None if the visit cannot be compiled.
         """
         try:
+            if not self.traceable:  # once, since it takes as long as a small step
+                check_traceable(work.problem)
+                self.traceable = True
             visit = TracedVisit(algorithm, down, client, work, weights)
             structure = visit.structure
         except CannotCompile as why:

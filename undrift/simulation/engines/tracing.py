@@ -313,6 +313,13 @@ class TracedWork(Work):
 # the visit itself
 
 
+def check_traceable(problem: Any) -> None:
+    """Raise CannotCompile if a problem's gradient cannot be traced."""
+    if not isinstance(problem, Traceable):
+        kind = type(problem).__name__
+        raise CannotCompile(f"{kind} has no grad_of, a gradient that can be traced")
+
+
 class TracedVisit:
     """One visit of some rows, as a function of tensors.
 
@@ -327,9 +334,6 @@ class TracedVisit:
         problem: Any = work.problem
         if work.rounds is not None:
             raise CannotCompile("clients work on models of different rounds")
-        if not isinstance(problem, Traceable):
-            kind = type(problem).__name__
-            raise CannotCompile(f"{kind} has no grad_of, a gradient that can be traced")
         self.problem, self.work, self.algorithm = problem, work, algorithm
         self.tree = opened(algorithm), work.solver
         self.down, self.state = down, state
