@@ -56,10 +56,10 @@ from undrift.simulation.participation import (
     Weighted,
 )
 from undrift.simulation.results import Result, Round, State
-
-__version__ = "0.1.0"
+from undrift.version import __version__
 
 __all__ = [
+    "__version__",
     "Algorithm",
     "Always",
     "Bernoulli",

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from undrift import __version__
 from undrift.cli.about import list_all
 from undrift.cli.deploy import deploy
 from undrift.cli.doctor import doctor
@@ -16,6 +15,7 @@ from undrift.cli.reproduce import reproduce
 from undrift.cli.runs import compare, resume, run
 from undrift.cli.sweeps import sweep
 from undrift.core.errors import InvalidInput, Stopped
+from undrift.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,

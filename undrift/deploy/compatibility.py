@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from undrift import __version__
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import as_words
 from undrift.problems.flat import FlatModel
+from undrift.version import __version__
 
 # Words of an experiment that are the business of one side alone.
 OWN = (

@@ -8,12 +8,12 @@ from string import Template
 
 import tomli_w
 
-from undrift import __version__
 from undrift.core.errors import InvalidInput
 from undrift.deploy.node import NAME
 from undrift.deploy.serving import single
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import as_toml
+from undrift.version import __version__
 
 APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 

@@ -10,7 +10,6 @@ from typing import Any
 import ray
 import torch
 
-import undrift
 from undrift.core.rng import Key
 from undrift.simulation.aggregation import PartialAggregate
 from undrift.simulation.client_states import ClientStates, StagedStates, half_of_memory
@@ -18,6 +17,7 @@ from undrift.simulation.participants import Participants
 from undrift.simulation.ray.serialisation import Packed, pack, pack_problem, unpack
 from undrift.simulation.transport import RunPlan
 from undrift.simulation.transport import visit as visit_clients
+from undrift.version import __version__
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Answer:
 def versions() -> dict[str, str]:
     """What must be alike everywhere."""
     return {
-        "undrift": undrift.__version__,
+        "undrift": __version__,
         "torch": str(torch.__version__),
         "Python": platform.python_version(),
     }
