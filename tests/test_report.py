@@ -24,7 +24,7 @@ from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.stats import Cost, cost_by_share, first_round, mean_curve
 from undrift.experiments.report.tables import list_columns, summary_csv
 from undrift.experiments.report.text import write_remarks
-from undrift.experiments.runs.running import carried_out, prepared
+from undrift.experiments.runs.running import prepare_directory, run_experiment
 
 DOWN, UP = 600, 400  # bytes a round, unless a test says otherwise
 FEDERATION = {
@@ -502,8 +502,8 @@ def test_a_real_run_becomes_a_report(tmp_path: Path) -> None:
         participation={"per_round": 3},  # pyright: ignore[reportArgumentType]
         local={"steps": 1},  # pyright: ignore[reportArgumentType]
     )
-    directory = prepared(experiment, tmp_path / "runs")
-    for _ in carried_out(directory):
+    directory = prepare_directory(experiment, tmp_path / "runs")
+    for _ in run_experiment(directory):
         pass
     s = summarise([tmp_path / "runs"])
     assert [row.label for row in s.rows] == ["fedavg", "strong"] and not s.notes

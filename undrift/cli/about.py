@@ -13,7 +13,7 @@ from rich.table import Table
 from undrift.core.errors import unknown
 from undrift.core.hyper import METHODS
 from undrift.data.registry import DATASETS
-from undrift.experiments.config.parts import PARTITIONS, SCHEMES, makers
+from undrift.experiments.config.parts import PARTITIONS, SCHEMES, list_models
 from undrift.simulation.catalogue import Cost, catalogue
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
@@ -45,7 +45,7 @@ def list_all(
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {
         "partitions": PARTITIONS,
         "participation": SCHEMES,
-        "models": makers(),
+        "models": list_models(),
     }
     if name in tables:
         entries = ((n, _parameters(make), _first_line(make)) for n, make in tables[name].items())
@@ -112,7 +112,9 @@ def _cells(cost: Cost) -> list[str]:
     spec = cost.spec
     remarks = ["all clients every round"] if spec.everyone else []
     remarks += ["same steps for all"] if spec.equal_steps else []
-    remarks += [f"first contact {_pair(*cost.first_contact[0])}"] if cost.first_contact else []
+    remarks += (
+        [f"initialisation round {_pair(*cost.first_contact[0])}"] if cost.first_contact else []
+    )
     remarks += ["second exchange with one client"] if cost.one_walks else []
     if cost.restarts:
         remarks += ["now and then a full gradient of all clients"]

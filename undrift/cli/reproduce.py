@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from undrift.cli import options as o
-from undrift.cli.runs import carry_out, resume
-from undrift.cli.sweeps import swept
+from undrift.cli.runs import execute, resume
+from undrift.cli.sweeps import run_and_report
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.recipes.claims import (
@@ -104,7 +104,7 @@ def run_search(search: Search, folder: Path, out: Path, quiet: bool) -> None:
     is_file = search.space.endswith(".toml")
     space = space_of(str(folder / search.space) if is_file else search.space)
     plan = Plan(space, search.trials, search.seeds, search.sampler, search.held_out)
-    swept(experiment, plan, _search_folder(out, search.name), quiet)
+    run_and_report(experiment, plan, _search_folder(out, search.name), quiet)
 
 
 def _search_folder(out: Path, name: str) -> Path:
@@ -140,7 +140,7 @@ def _run_or_resume(
     """Run an experiment, or what is left of it; returns its directory."""
     place = out / "runs" / name
     if not place.exists():
-        carry_out(experiment, name, place, jobs, quiet=quiet)
+        execute(experiment, name, place, jobs, quiet=quiet)
         return place
     known = _list_settings(RunDirectory(place).experiment())
     for part, value in _list_settings(experiment).items():

@@ -4,14 +4,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
 from undrift.cli import options as o
-from undrift.cli.progress import talkative
+from undrift.cli.progress import set_verbosity
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
@@ -51,12 +51,12 @@ Prune = Annotated[
 ]
 
 
-@o.with_words
+@o.takes_experiment
 def sweep(
     targets: Annotated[
         list[str], Argument(help="An experiment file, or methods such as fedavg scaffold-m")
     ],
-    words: o.Words,
+    given: dict[str, Any],
     space: SpaceName = "quick",
     trials: Trials = None,
     sampler: Sampler = "grid",
@@ -71,49 +71,49 @@ def sweep(
 ) -> None:
     """Choose step sizes and other parameters fairly: the same number of trials, rounds and seeds for every method.
 
-    Interrupted and called again, it goes on.  OUT/best.toml is the experiment with the best of each method.
+    Interrupted and called again, it resumes.  OUT/best.toml is the experiment with the best of each method.
 
     Example: undrift sweep fedavg scaffold-m --space quick --rounds 50 --trials 20 --out runs/sweep
     """
-    talkative(verbose)
-    experiment = _experiment(targets, words)
-    if (
-        experiment.threads is None
-    ):  # the same on any machine, since a sweep must be the same to be gone on with
+    set_verbosity(verbose)
+    experiment = _experiment(targets, given)
+    if experiment.threads is None:  # the same on any machine, where a sweep may be resumed
         experiment = experiment.model_copy(update={"threads": 1})
-    plan = Plan(space_of(space), trials, words.seeds, sampler, validate, prune)
+    plan = Plan(space_of(space), trials, given.get("seeds"), sampler, validate, prune)
     directory = out or Path("runs") / f"sweep-{experiment.name or experiment.data.name}"
-    swept(experiment, plan, directory, quiet)
+    run_and_report(experiment, plan, directory, quiet)
     if compare:
-        compared(directory, quiet)
+        run_best(directory, quiet)
 
 
-def _experiment(targets: Sequence[str], words: o.Words) -> Experiment:
+def _experiment(targets: Sequence[str], given: dict[str, Any]) -> Experiment:
     """The experiment of a file, or of methods on the federation that options describe."""
     files = [target for target in targets if target.endswith((".toml", ".py"))]
     if not files:
-        return o.experiment_of(list(targets), words, words.data or "digits")
+        return o.make_experiment(list(targets), given, given.get("data", "digits"))
     if len(targets) > 1:
         raise InvalidInput(
             f"give one experiment file or methods, not both: got {' '.join(targets)}"
         )
-    if words != o.Words(settings=words.settings, seeds=words.seeds):
+    if set(given) - {"settings", "seeds"}:
         raise InvalidInput("an experiment file says all of it: change it with --set KEY=VALUE")
-    return read(files[0], words.settings or ())
+    return read(files[0], given.get("settings", ()))
 
 
-def compared(directory: Path, quiet: bool) -> None:
-    """Run the best of each method, or go on with that."""
-    from undrift.cli.runs import carry_out, resume  # which knows sweeps, too
+def run_best(directory: Path, quiet: bool) -> None:
+    """Run the best of each method, or resume that."""
+    from undrift.cli.runs import execute, resume  # which knows sweeps, too
 
     place = directory / "compare"
     if place.exists():
         return resume(place, quiet=quiet)
-    carry_out(read(directory / BEST), "compare", place, quiet=quiet)
+    execute(read(directory / BEST), "compare", place, quiet=quiet)
 
 
-def swept(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False) -> None:
-    """Carry out a sweep and say what happens."""
+def run_and_report(
+    experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False
+) -> None:
+    """Run a sweep, printing its trials and what was found."""
     wide = None if sys.stdout.isatty() else 120
     console = Console(quiet=quiet, highlight=False, width=wide)
     ready = planned(experiment, plan)

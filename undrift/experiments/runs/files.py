@@ -7,6 +7,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -225,6 +226,16 @@ def lock(directory: Path) -> FileLock:
             f"{directory} is in use by another process: wait for it, or stop it first"
         ) from None
     return held
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Hold a run directory for this process alone for as long as this is entered."""
+    held = lock(directory)
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def alone(tensor: Tensor) -> Tensor:
