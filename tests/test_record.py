@@ -459,5 +459,5 @@ def test_runs_side_by_side_share_the_memory_for_states(
             list(running.run_one(made, at_a_time=3))
     assert told == [4, 5]
     monkeypatch.setattr(running.sys, "executable", "echo")
-    process = running._started(1, 3)
+    process = running._start_worker(1, 3)
     assert process.communicate()[0].split()[-1] == "3"

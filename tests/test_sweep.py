@@ -298,7 +298,7 @@ def test_without_validation_running_best_toml_gives_the_sweeps_figure(tmp_path):
         rounds=best.rounds,
         participation=best.participation.make(),
         local=best.local_of("fedavg"),
-        engine=best.engine_choice,
+        engine=best.engine,
     )
     assert result.final("accuracy", last=1) == top.outcome.quality
 

@@ -230,7 +230,9 @@ class Experiment(Section):
         if isinstance(data, DataSection):
             data = {"name": data.name}
         name = data.get("name", "digits") if isinstance(data, dict) else ""
-        given.setdefault("model", default_model(str(name)))
+        model = given.setdefault("model", {})
+        if isinstance(model, dict) and "name" not in model:
+            given["model"] = {**default_model(str(name)), **model}
         named = given.get("algorithms")
         if isinstance(named, dict):
             given["algorithms"] = {
