@@ -48,14 +48,10 @@ def show_plan(experiment: Experiment, jobs: int) -> None:
             f"({1000 * timing.round:.0f} ms training, {1000 * timing.evaluation:.0f} ms an evaluation)"
         )
     whole = estimate(resolved, timings, jobs, before)
-    parts = [
-        f"{format_seconds(seconds)} {name.replace('_', ' ')}"
-        for name, seconds in vars(whole).items()
-        if name != "total" and seconds >= 0.1
-    ]
+    parts = [f"{format_seconds(part)} {name}" for name, part in whole.items() if part >= 0.1]
     side_by_side = f", {jobs} at a time" if jobs > 1 else ""
     count = len(experiment.runs())
     print(
-        f"# {count} run{'s'[: count > 1]}{side_by_side}: about {format_seconds(whole.total)} "
+        f"# {count} run{'s'[: count > 1]}{side_by_side}: about {format_seconds(sum(whole.values()))} "
         f"({', '.join(parts)}); nothing was started"
     )

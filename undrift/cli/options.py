@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -17,9 +17,12 @@ from undrift.experiments.config.section import Section
 from undrift.experiments.config.toml import Origin, Setting, change, from_dict, value_of
 from undrift.local.settings import Local
 
-FEDERATION, WORK, RECORD = "Federation", "Work", "Recording"
+# An option, and the group in which --help shows it.
+federation = partial(Option, rich_help_panel="Federation")
+work = partial(Option, rich_help_panel="Work")
+record = partial(Option, rich_help_panel="Recording")
 
-# Options that set a key of an experiment, and where --help shows them.
+# Options that set a key of an experiment.
 KEYS: dict[str, tuple[str, ...]] = {
     "data": ("data", "name"),
     "clients": ("clients", "number"),
@@ -38,8 +41,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "baseline": ("baseline",),
     "log": ("log",),
 }
-PANELS = {"data": FEDERATION, "clients": FEDERATION, "weights": FEDERATION, "model": FEDERATION}
-PANELS |= {"target": RECORD, "baseline": RECORD, "log": RECORD}
+PANELS: dict[str, Any] = dict.fromkeys(("data", "clients", "weights", "model"), federation)
+PANELS |= dict.fromkeys(("target", "baseline", "log"), record)
 
 
 def define(key: tuple[str, ...]) -> tuple[Any, str]:
@@ -58,8 +61,7 @@ def define(key: tuple[str, ...]) -> tuple[Any, str]:
 
 def option(name: str) -> Any:
     """The option of this name, which sets a key."""
-    shown = f"--{name.replace('_', '-')}"
-    return Option(shown, help=define(KEYS[name])[1], rich_help_panel=PANELS.get(name, WORK))
+    return PANELS.get(name, work)(f"--{name.replace('_', '-')}", help=define(KEYS[name])[1])
 
 
 def option_type(name: str) -> Any:
@@ -88,31 +90,17 @@ Target = Annotated[float | None, option("target")]
 Baseline = Annotated[str | None, option("baseline")]
 Set = Annotated[
     list[str] | None,
-    Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set any key of the experiment, e.g. --set local.clip=1",
-        rich_help_panel=RECORD,
-    ),
+    record("--set", metavar="KEY=VALUE", help="Set any key, e.g. --set local.clip=1"),
 ]
-Out = Annotated[Path | None, Option("--out", help="The directory to make", rich_help_panel=RECORD)]
+Out = Annotated[Path | None, record("--out", help="The directory to make")]
 Jobs = Annotated[
-    int | None,
-    Option(
-        "--jobs", min=1, help="Runs at a time, as many as cores by default", rich_help_panel=RECORD
-    ),
+    int | None, record("--jobs", min=1, help="Runs at a time, as many as cores by default")
 ]
 Dry = Annotated[
-    bool,
-    Option(
-        "--dry",
-        help="Show the experiment, its engine, bytes and time, which is measured; record nothing",
-        rich_help_panel=RECORD,
-    ),
+    bool, record("--dry", help="Show the experiment, its engine, bytes and time; record nothing")
 ]
-Quiet = Annotated[bool, Option("-q", "--quiet", help="Print only errors", rich_help_panel=RECORD)]
-Verbose = Annotated[bool, Option("-v", "--verbose", help="Print more", rich_help_panel=RECORD)]
-
+Quiet = Annotated[bool, record("-q", "--quiet", help="Print only errors")]
+Verbose = Annotated[bool, record("-v", "--verbose", help="Print more")]
 
 PARAMETER = {"dirichlet": "alpha", "shards": "each"}  # that the option of a partition gives
 
@@ -121,39 +109,24 @@ def base_experiment(
     *,
     dirichlet: Annotated[
         float | None,
-        Option(
-            metavar="ALPHA",
-            help="Label mixtures drawn from Dirichlet(ALPHA); 0: one class per client",
-            rich_help_panel=FEDERATION,
-        ),
+        federation(metavar="ALPHA", help="Labels drawn from Dirichlet(ALPHA); 0: one class each"),
     ] = None,
-    iid: Annotated[bool, Option("--iid", help="Clients alike", rich_help_panel=FEDERATION)] = False,
+    iid: Annotated[bool, federation("--iid", help="Clients alike")] = False,
     shards: Annotated[
-        int | None,
-        Option(
-            metavar="EACH", help="EACH label-sorted shards per client", rich_help_panel=FEDERATION
-        ),
+        int | None, federation(metavar="EACH", help="EACH label-sorted shards per client")
     ] = None,
-    natural: Annotated[
-        bool,
-        Option("--natural", help="The clients that the data name", rich_help_panel=FEDERATION),
-    ] = False,
-    everyone: Annotated[
-        bool, Option("--everyone", help="All clients every round", rich_help_panel=WORK)
-    ] = False,
+    natural: Annotated[bool, federation("--natural", help="Clients as the data name them")] = False,
+    everyone: Annotated[bool, work("--everyone", help="All clients every round")] = False,
     asynchronous: Annotated[
         bool,
-        Option(
+        work(
             "--async",
             help="Virtual time: clients of different pace, and a server that steps when PER-ROUND updates have come; "
             "twice as many are kept at work.  More with --set population.... and server....",
-            rich_help_panel=WORK,
         ),
     ] = False,
     settings: Set = None,
-    use: Annotated[
-        list[Path] | None, Option(help=define(("use",))[1], rich_help_panel=RECORD)
-    ] = None,
+    use: Annotated[list[Path] | None, record(help=define(("use",))[1])] = None,
     **keys: Any,
 ) -> tuple[dict[str, Any], list[Setting | str]]:
     """What an experiment begins with, and what these options, KEYS and --set change of it, in this order."""

@@ -1,7 +1,7 @@
 """What an experiment is made of.  The same words in TOML and in Python; a wrong one is refused by name."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from torch import nn
 
 from undrift.codecs.codec import CODECS
 from undrift.core.errors import InvalidInput, unknown
@@ -49,10 +50,8 @@ class DataSection(Named):
 
     name: str = Field(default="digits", description="A data set: undrift list data")
 
-    @model_validator(mode="after")
-    def _known(self) -> "DataSection":
-        check_options(self.name, self.parameters)
-        return self
+    def make(self) -> None:
+        check_options(self.name, self.parameters)  # data are read when a federation is built
 
 
 class ClientsSection(Named):
@@ -65,11 +64,6 @@ class ClientsSection(Named):
     )
     seed: Whole | None = Field(default=None, ge=0)  # of the partition; the run's own if not given
 
-    @model_validator(mode="after")
-    def _possible(self) -> "ClientsSection":
-        self.make()
-        return self
-
     def make(self) -> Any:
         return make_partition(self.partition, self.number, self.parameters)
 
@@ -80,10 +74,8 @@ class ModelSection(Named):
     name: str = Field(description="A model: undrift list models")
     seed: Whole | None = Field(default=None, ge=0)  # of the initial weights; the run's if not given
 
-    @model_validator(mode="after")
-    def _known(self) -> "ModelSection":
-        model_maker(self.name, self.parameters)
-        return self
+    def make(self) -> Callable[[Mapping[str, int]], nn.Module]:
+        return model_maker(self.name, self.parameters)
 
 
 class ParticipationSection(Named):
@@ -93,11 +85,6 @@ class ParticipationSection(Named):
     per_round: Whole | None = Field(
         default=None, ge=1, description="Clients per round, drawn uniformly"
     )
-
-    @model_validator(mode="after")
-    def _possible(self) -> "ParticipationSection":
-        self.make()
-        return self
 
     def make(self) -> Any:
         return make_participation(self.scheme, self.per_round, self.parameters)
@@ -141,11 +128,6 @@ class CodecSection(Named):
 
     name: str
 
-    @model_validator(mode="after")
-    def _known(self) -> "CodecSection":
-        self.make()
-        return self
-
     def make(self) -> Any:
         if self.name not in CODECS:
             raise unknown("codec", self.name, CODECS)
@@ -157,11 +139,6 @@ class AlgorithmSection(Named):
 
     name: str
     local: dict[str, Any] = {}
-
-    @model_validator(mode="after")
-    def _possible(self) -> "AlgorithmSection":
-        self.make()
-        return self
 
     def make(self) -> Any:
         return make_method(self.name, self.parameters)

@@ -13,7 +13,6 @@ from undrift.experiments.config.parts import (
     default_loss,
     infer_model_kwargs,
     load_cached,
-    model_maker,
 )
 from undrift.experiments.config.toml import from_dict, to_toml
 from undrift.problems.federate import federate
@@ -98,7 +97,6 @@ def initial_model(
 ) -> torch.nn.Module:
     """The model that every run of a seed begins with; torch's own randomness is left as it was."""
     model = experiment.model
-    make = model_maker(model.name, model.parameters)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed if model.seed is None else model.seed)
-        return make(inferred)
+        return model.make()(inferred)

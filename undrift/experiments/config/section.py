@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 
@@ -21,9 +21,17 @@ class Section(BaseModel):
 
 
 class Named(Section):
-    """A section whose other keys are the parameters of what it names."""
+    """A section whose other keys are the parameters of what it names, which is made once to see that it can be."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self.make()
+        return self
+
+    def make(self) -> Any:
+        raise NotImplementedError
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import made
@@ -31,11 +31,6 @@ class PopulationSection(Named):
     A value is a number, a list with one per client, {median = 0.1, sigma = 1.0} (log-normal) or
     {tiers = [0.1, 1.0], shares = [0.8, 0.2]}.  `availability` has a `kind`: always, chance, daily or trace.
     """
-
-    @model_validator(mode="after")
-    def _possible(self) -> "PopulationSection":
-        self.make()
-        return self
 
     def make(self) -> Population:
         sections: dict[str, Callable[[Any], Any]] = {
@@ -66,11 +61,6 @@ class ServerSection(Named):
     """When the server steps: `kind` is synchronous, deadline (seconds, minimum) or buffer (size, concurrency)."""
 
     kind: Literal["synchronous", "deadline", "buffer"] = Field(default="synchronous")
-
-    @model_validator(mode="after")
-    def _possible(self) -> "ServerSection":
-        self.make()
-        return self
 
     def make(self) -> ServerPolicy:
         return made(self.kind, SERVERS[self.kind], self.parameters)
