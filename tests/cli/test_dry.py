@@ -13,7 +13,7 @@ from undrift.experiments.runs.estimate import RunTiming, measure, measure_experi
 from undrift.experiments.runs.running import resolve_engine
 from undrift.simulation.engines import Choice
 
-TIMING = RunTiming(start=2, setup=1, compiling=3, round=0.5, evaluation=0.25, bytes=1e6)
+TIMING = RunTiming(start=2, compiler=8, setup=1, compiling=3, round=0.5, evaluation=0.25, bytes=1e6)
 
 
 def experiment(**words: object) -> ud.Experiment:
@@ -49,7 +49,7 @@ def test_parts_are_of_the_longest_of_the_processes() -> None:
     assert alone == {
         "start": 4,
         "setup": 0,
-        "compiling": 6,
+        "compiling": 14,
         "rounds": 10,
         "evaluation": 5,
         "report": 1.2,
@@ -58,7 +58,7 @@ def test_parts_are_of_the_longest_of_the_processes() -> None:
     assert both == {
         "start": 6,
         "setup": 1,
-        "compiling": 3,
+        "compiling": 11,
         "rounds": 5,
         "evaluation": 2.5,
         "report": 1.2,

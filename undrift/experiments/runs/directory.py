@@ -31,7 +31,7 @@ from undrift.core.errors import InvalidInput
 from undrift.data.store import checksum
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federations
-from undrift.experiments.config.toml import to_toml, read
+from undrift.experiments.config.toml import read, to_toml
 from undrift.experiments.runs.files import plain, read_json, read_lines, write_aside, write_json
 from undrift.simulation.results import Round
 
@@ -148,7 +148,9 @@ def rewrite(directory: RunDirectory, experiment: Experiment) -> RunDirectory:
     """Give a directory another experiment, one that continues what is there."""
     text, known = to_toml(experiment), directory.manifest()
     path = directory.path / MANIFEST
-    write_json(path, {**known, "next": _digest(text)})  # stopped at any moment, one of them is right
+    write_json(
+        path, {**known, "next": _digest(text)}
+    )  # stopped at any moment, one of them is right
     write_aside(directory.path / EXPERIMENT, text.encode())
     (directory.path / RESULT).unlink(missing_ok=True)
     write_json(path, {**known, "experiment": _digest(text)})

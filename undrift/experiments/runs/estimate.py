@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
@@ -19,13 +20,15 @@ from typing import Any
 import psutil
 import torch
 
+from undrift.algorithms.fedavg import FedAvg
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.federation import Federations
+from undrift.experiments.config.federation import Federations, federation
 from undrift.experiments.runs.directory import create, open_directory
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.experiments.runs.running import config_of
+from undrift.problems.quadratic import Quadratic
 from undrift.simulation.api import PreparedRun, RunConfig, prepare
 from undrift.simulation.client_states import half_of_memory
 
@@ -40,6 +43,7 @@ class RunTiming:
     """What was measured of a run, in seconds.
 
     start       of its process, until it can begin
+    compiler    loading the compiler, once in a process
     setup       reading the data and building the federation
     compiling   what the first rounds take beyond a usual one: compiling, and an initialisation round
     round       a usual round without evaluation
@@ -48,6 +52,7 @@ class RunTiming:
     """
 
     start: float
+    compiler: float
     setup: float
     compiling: float
     round: float
@@ -61,9 +66,9 @@ def estimate(
     """The seconds of a whole experiment by what they are spent on, `jobs` runs at a time after `before` of preparation.
 
     >>> e = Experiment(algorithm={"name": "fedavg"}, rounds=10, seeds=3)
-    >>> timing = RunTiming(start=2.0, setup=1.0, compiling=3.0, round=0.5, evaluation=0.1, bytes=1e6)
+    >>> timing = RunTiming(start=2.0, compiler=4.0, setup=1.0, compiling=3.0, round=0.5, evaluation=0.1, bytes=1e6)
     >>> estimate(e, {"fedavg": timing}, jobs=2)  # two runs one after another, and one beside them
-    {'start': 2.0, 'setup': 2.0, 'compiling': 6.0, 'rounds': 10.0, 'evaluation': 2.0, 'report': 1.2}
+    {'start': 2.0, 'setup': 2.0, 'compiling': 10.0, 'rounds': 10.0, 'evaluation': 2.0, 'report': 1.2}
     """
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
     names = ("start", "setup", "compiling", "rounds", "evaluation")
@@ -72,7 +77,9 @@ def estimate(
     for label, seed in experiment.runs():
         n = min(range(jobs), key=lambda n: sum(workers[n].values()))  # who is free first
         parts, timing = workers[n], timings[label]
-        parts["start"] = timing.start if jobs > 1 else 0.0
+        if not parts["rounds"]:  # its first run
+            parts["start"] = timing.start if jobs > 1 else 0.0
+            parts["compiling"] = timing.compiler
         parts["setup"] += timing.setup if seeds[n] != seed else 0.0
         parts["compiling"] += timing.compiling
         parts["rounds"] += timing.round * experiment.rounds
@@ -150,35 +157,47 @@ def measure(path: Path, start: float, jobs: int, federations: Federations) -> Ru
     run = prepare(config)
     recording = Recording(experiment.checkpoint_every, half_of_memory() // jobs)
     setup = perf_counter() - began
+    compiler = load_compiler() if run.plan.choice.inner.engine == "compiled" else 0.0
     warm_up = max(1, run.plan.choice.inner.since)  # the last round that does what is done once
     first: list[float] = []
     usual: list[tuple[float, float, float]] = []  # seconds of a round, of its evaluation, its work
     sent: list[int] = []
     last = perf_counter()
     for r in recorded(path, config, recording, play=run.play):
-        seconds, last = perf_counter() - last, perf_counter()
+        seconds = perf_counter() - last
         sent.append(r.bytes_down + r.bytes_up)
         if r.round <= warm_up:
             first.append(seconds)
-            continue
-        usual.append((r.seconds, seconds - r.seconds, work_of(run, r.round)))
-        spent = sum(each[0] + each[1] for each in usual)
-        if spent > AT_MOST_SECONDS or (spent > ENOUGH_SECONDS and len(usual) >= ENOUGH_ROUNDS):
-            break
+        else:
+            usual.append((r.seconds, seconds - r.seconds, work_of(run, r.round)))
+            spent = sum(each[0] + each[1] for each in usual)
+            if spent > AT_MOST_SECONDS or (spent > ENOUGH_SECONDS and len(usual) >= ENOUGH_ROUNDS):
+                break
         last = perf_counter()
     if not usual:  # a run of a round or two
         usual, first = [(seconds, 0.0, 1.0) for seconds in first], []
     per_work = sum(each[0] for each in usual) / sum(each[2] for each in usual)
-    seconds = per_work * mean_work(run)
-    evaluation = fmean(each[1] for each in usual)
-    once = max(0.0, sum(first) - len(first) * (seconds + evaluation))
-    if once > 0.1 * config.rounds * seconds:  # what was compiled just now is found on disk next time
-        again = perf_counter()
-        for r in run.play():
-            if r.round == len(first):
-                break
-        once = max(0.0, perf_counter() - again - len(first) * (seconds + evaluation))
-    return RunTiming(start, setup, once, seconds, evaluation, fmean(sent[1:] or sent))
+    seconds, evaluation = per_work * mean_work(run), fmean(each[1] for each in usual)
+    once = sum(first) - len(first) * (seconds + evaluation)
+    if compiler and once > 0.1 * config.rounds * seconds:
+        # What was compiled just now is found on disk the next time, but not by the same process on the same problem.
+        anew = federation(experiment, experiment.seeds[0])
+        playing, last = prepare(config_of(experiment, anew)).play(), perf_counter()
+        for _ in islice(playing, warm_up):
+            pass
+        once = perf_counter() - last - warm_up * (seconds + evaluation)
+    sizes = fmean(sent[1:] or sent)  # the first round may have an initialisation round in it
+    return RunTiming(start, compiler, setup, max(0.0, once), seconds, evaluation, sizes)
+
+
+@cache
+def load_compiler() -> float:
+    """Compile something small, so that what a process loads for it is there; returns how long it took."""
+    began = perf_counter()
+    problem = Quadratic(torch.ones(2, 1, 1), torch.ones(2, 1))
+    for _ in prepare(RunConfig(FedAvg(), problem, 1, engine="compiled")).play():
+        pass
+    return perf_counter() - began
 
 
 def work_of(run: PreparedRun, t: int) -> float:
