@@ -10,11 +10,9 @@ from time import perf_counter
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import undrift as ud
+from undrift.cli.tables import make_console, make_table
 from undrift.compiler import untested_torch
 from undrift.data.store import DataMissing, folders
 from undrift.experiments.runs.directory import processor
@@ -30,12 +28,7 @@ def diagnose() -> None:
 
     Example: undrift doctor
     """
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for subject, finding in findings():
-        table.add_row(subject, escape(finding))
-    Console(width=None if os.isatty(1) else 120).print(table)
+    make_console().print(make_table(("", ""), findings()))
 
 
 def findings() -> Iterator[tuple[str, str]]:

@@ -2,17 +2,16 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from undrift.cli import options as o
 from undrift.cli.runs import execute, resume
 from undrift.cli.sweeps import run_and_report
+from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.recipes.claims import (
@@ -82,7 +81,7 @@ def reproduce(
     rows = [describe_result(result) for result in results]
     page = write_report(list(places.values()), out, claims=rows)
     if not quiet:
-        Console(width=None if sys.stdout.isatty() else 160).print(_claims_table(rows))
+        make_console().print(make_table(COLUMNS, [list(row.values()) for row in rows]))
         print(f"report: {page}")
 
 
@@ -168,13 +167,6 @@ def _list_settings(experiment: Experiment) -> dict[str, object]:
 
 
 # what came out
-
-
-def _claims_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    table = Table(*COLUMNS, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*(row[column] for column in COLUMNS))
-    return table
 
 
 def describe_result(result: ClaimResult) -> dict[str, str]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
 from undrift.cli import options as o
 from undrift.cli.progress import set_verbosity
+from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
@@ -114,8 +114,7 @@ def run_and_report(
     experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False
 ) -> None:
     """Run a sweep, printing its trials and what was found."""
-    wide = None if sys.stdout.isatty() else 120
-    console = Console(quiet=quiet, highlight=False, width=wide)
+    console = make_console(quiet=quiet)
     ready = planned(experiment, plan)
     for line in introduction(ready):
         console.print(line, markup=False, soft_wrap=True)
@@ -127,7 +126,7 @@ def run_and_report(
         print(f"\nundrift: interrupted; `undrift resume {place}` goes on", file=sys.stderr)
         raise
     results = found(ready, directory)
-    console.print(table(ready, results))
+    console.print(best_table(ready, results))
     for line in remarks(results):
         console.print(line, markup=False, soft_wrap=True)
     best = directory / BEST
@@ -179,27 +178,22 @@ def shown(chosen: dict[str, object]) -> str:
     )
 
 
-def table(sweep: Sweep, results: Sequence[Found]) -> Table:
+def best_table(sweep: Sweep, results: Sequence[Found]) -> Table:
     """The best of every method, and how its trials ended."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("method", "best parameters", sweep.figure):
-        made.add_column(heading)
     states = ["done", "pruned", "diverged"]
     if any(result.count("deserted") for result in results):
         states.append("deserted")  # in virtual time: nobody was left
-    for heading in states:
-        made.add_column(heading, justify="right")
+    rows = []
     for result in results:
-        best = result.best
-        counts = [str(result.count(state)) for state in states]
-        if best is None:
-            made.add_row(result.search.label, "none", "", *counts)
-            continue
-        deviation = spread(best.outcome.qualities)
-        more = "" if deviation is None else f" +- {deviation:.4f}"
-        quality = f"{best.outcome.quality:.4f}{more}"
-        made.add_row(result.search.label, shown(best.chosen), quality, *counts)
-    return made
+        chosen, quality = "none", ""
+        if result.best is not None:
+            deviation = spread(result.best.outcome.qualities)
+            more = "" if deviation is None else f" +- {deviation:.4f}"
+            chosen = shown(result.best.chosen)
+            quality = f"{result.best.outcome.quality:.4f}{more}"
+        counts = (str(result.count(state)) for state in states)
+        rows.append([result.search.label, chosen, quality, *counts])
+    return make_table(["method", "best parameters", sweep.figure, *states], rows, right=states)
 
 
 def remarks(results: Sequence[Found]) -> Iterator[str]:
