@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import undrift as ud
-from undrift.cli.progress import shown
+from undrift.cli.progress import show_updates
 from undrift.experiments.config.toml import from_dict
 from undrift.experiments.runs.directory import metrics_of
 from undrift.experiments.runs.recorded import recorded
@@ -58,7 +58,7 @@ def kept(run: RunConfig) -> None:
                 sent += r.bytes_down + r.bytes_up
                 yield Update(folder, r.round, ROUNDS, metrics_of(r), sent)
 
-        shown(updates(), experiment, folder, quiet=False)
+        show_updates(updates(), experiment, folder, quiet=False)
 
 
 def seconds(work: Callable[[RunConfig], None], run: RunConfig) -> float:
