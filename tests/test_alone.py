@@ -21,9 +21,9 @@ from undrift.compiler import CannotCompile
 from undrift.compiler.inductor import trace
 from undrift.compiler.kernels.max_pool import BACKWARD, POOL
 from undrift.compiler.visit import _rewrite_pooling
-from undrift.problems.dropout import kept, kept_compiled
+from undrift.problems.dropout import draw_kept_units, draw_kept_units_compiled
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose
 from undrift.simulation.engines.compiled import programs_of
 
 __all__ = ["interpreted", "refusals"]  # fixtures
@@ -59,7 +59,7 @@ NETS = {
 def test_one_client_at_a_time_as_traced(layers: Any, interpreted: None, refusals: Any) -> None:
     problem = images(*layers)
     local = ud.Local(epochs=1, batch=4, lr=0.1)  # short minibatches, too
-    choice = Choice("compiled", workers=2)
+    choice = EngineChoice("compiled", workers=2)
     for method in (ud.FedAvg(), ud.Scaffold(), ud.FedAvg_M_VR(0.3)):
         ours = path(method, problem, rounds=3, local=local, engine=choice)
         alone = path(method, problem, rounds=3, local=local, engine="sequential")
@@ -122,7 +122,9 @@ def test_pooling_by_windows_has_the_same_bits(
 )
 def test_the_compilers_dropout_drops_the_same_units(seeds: list[int], units: int, p: float) -> None:
     seed = torch.tensor(seeds)
-    assert torch.equal(kept(seed, [units], p), kept_compiled(seed, [units], p))
+    assert torch.equal(
+        draw_kept_units(seed, [units], p), draw_kept_units_compiled(seed, [units], p)
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -142,7 +144,7 @@ def test_any_number_of_workers_gives_the_same_bits(refusals: Any) -> None:
     threads = torch.get_num_threads()
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=2, lr=0.1)}
     one, *others = (
-        path(ud.Scaffold(), problem, engine=Choice("compiled", workers=n), **settings)
+        path(ud.Scaffold(), problem, engine=EngineChoice("compiled", workers=n), **settings)
         for n in (1, 2, 3)
     )
     assert all((each == one).all() for each in others)
@@ -154,7 +156,7 @@ def test_any_number_of_workers_gives_the_same_bits(refusals: Any) -> None:
 def test_convolutions_in_chunks_are_right_too(interpreted: None, refusals: Any) -> None:
     problem = images(*NETS["relu, pool"])
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = path(ud.FedAvg(), problem, engine=Choice("compiled", 4), **settings)
+    ours = path(ud.FedAvg(), problem, engine=EngineChoice("compiled", 4), **settings)
     assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
     assert refusals() == []
 
@@ -162,7 +164,7 @@ def test_convolutions_in_chunks_are_right_too(interpreted: None, refusals: Any) 
 def test_rounds_before_the_first_compiled_one_are_sequential(interpreted: None) -> None:
     problem = images(*NETS["pool"], dtype=torch.float32)
     settings: dict[str, Any] = {"local": ud.Local(steps=2, batch=4, lr=0.1)}
-    late = Choice("compiled", workers=2, since=3)
+    late = EngineChoice("compiled", workers=2, since=3)
     ours = ud.run(ud.Scaffold(), problem, rounds=4, engine=late, **settings)
     early = ud.run(ud.Scaffold(), problem, rounds=2, engine=late, **settings)
     alone = ud.run(ud.Scaffold(), problem, rounds=2, engine="sequential", **settings)
@@ -175,7 +177,7 @@ def test_what_is_refused_is_computed_as_the_sequential_engine_does(refusals: Any
     careful: Any = Careful()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     problem = images(*NETS["pool"])
-    ours = path(careful, problem, engine=Choice("compiled", workers=2), **settings)
+    ours = path(careful, problem, engine=EngineChoice("compiled", workers=2), **settings)
     assert (ours == path(careful, problem, engine="sequential", **settings)).all()
     assert len(refusals()) == 1 and "not compiled" in refusals()[0]
 
@@ -184,7 +186,7 @@ def test_who_diverges_is_left_out(interpreted: None) -> None:
     problem = images(*NETS["relu, pool"])
     problem.X[problem.samples(2)] *= 1e200
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = ud.run(ud.Scaffold(), problem, engine=Choice("compiled", workers=2), **settings)
+    ours = ud.run(ud.Scaffold(), problem, engine=EngineChoice("compiled", workers=2), **settings)
     alone = ud.run(ud.Scaffold(), problem, engine="sequential", **settings)
     assert [r.left_out for r in ours.history] == [r.left_out for r in alone.history] == [(2,)] * 2
     assert [r.bytes_up for r in ours.history] == [r.bytes_up for r in alone.history]
@@ -198,7 +200,7 @@ def test_errors_name_the_client(interpreted: None) -> None:
 
     broken: Any = Broken()
     with pytest.raises(ud.MethodFailure, match="client 0, round 1, stage local: ZeroDivision"):
-        ud.run(broken, images(nn.ReLU()), rounds=1, engine=Choice("compiled", workers=2))
+        ud.run(broken, images(nn.ReLU()), rounds=1, engine=EngineChoice("compiled", workers=2))
 
 
 class Counting(PlainFedAvg):
@@ -215,7 +217,7 @@ class Counting(PlainFedAvg):
 def test_whole_numbers_are_carried(interpreted: None, refusals: Any) -> None:
     problem, counting = images(nn.ReLU()), Counting()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = path(counting, problem, engine=Choice("compiled", workers=2), **settings)
+    ours = path(counting, problem, engine=EngineChoice("compiled", workers=2), **settings)
     assert gap(ours, path(counting, problem, engine="sequential", **settings)) < 1e-9
     assert refusals() == []
 
@@ -256,7 +258,7 @@ def test_refusals_keep_nothing(interpreted: None) -> None:
     """What is refused is refused again and again, and must not hold on to the visits it was asked for in."""
     problem, careful = images(nn.ReLU()), Careful()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=2, lr=0.1)}
-    ud.run(careful, problem, engine=Choice("compiled", workers=2), **settings)
+    ud.run(careful, problem, engine=EngineChoice("compiled", workers=2), **settings)
     (why,) = programs_of(problem).specs.values()
     assert isinstance(why, CannotCompile)
     assert why.__traceback__ is None and why.__cause__ is None
@@ -273,17 +275,23 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.01)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert choose(problem, rounds=100, **usual) == Choice("sequential", workers=2)
+    assert choose(problem, rounds=100, **usual) == EngineChoice("sequential", workers=2)
     long = choose(problem, rounds=10_000, **usual)
-    assert long == Choice("compiled", workers=2, since=2)
+    assert long == EngineChoice("compiled", workers=2, since=2)
     assert str(long) == "clients one after another, 2 side by side, compiled from round 2 on"
-    assert choose(problem, rounds=1, engine="compiled", **usual) == Choice("compiled", workers=2)
-    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == Choice("compiled", 3)
+    assert choose(problem, rounds=1, engine="compiled", **usual) == EngineChoice(
+        "compiled", workers=2
+    )
+    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice(
+        "compiled", 3
+    )
     own = choose(problem, rounds=1, engine="compiled", workers=3, **usual)
-    assert own == Choice("compiled", workers=3)
-    assert choose(problem, rounds=10_000, workers=3, **usual) == Choice("compiled", 1, 3, since=2)
+    assert own == EngineChoice("compiled", workers=3)
+    assert choose(problem, rounds=10_000, workers=3, **usual) == EngineChoice(
+        "compiled", 1, 3, since=2
+    )
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert choose(problem, rounds=10_000, **usual) == Choice("compiled", since=2)
+    assert choose(problem, rounds=10_000, **usual) == EngineChoice("compiled", since=2)
 
 
 def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +313,7 @@ def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_workers_need_chunks_of_one() -> None:
     with pytest.raises(ud.InvalidInput, match="'compiled' with chunk=1"):
-        Choice("compiled", 2, workers=2)
+        EngineChoice("compiled", 2, workers=2)
 
 
 def test_what_is_no_pooling_is_left_alone() -> None:
@@ -322,9 +330,9 @@ def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.Monke
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 1.0)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     usual: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)}
-    choice = on_ray.choose_on_ray(problem, Choice("ray"), None, rounds=1000, **usual)
-    assert choice == Choice("ray", workers=2, since=2, shards=2, inside="compiled")
-    assert choice.inner == Choice("compiled", since=2)
+    choice = on_ray.choose_on_ray(problem, EngineChoice("ray"), None, rounds=1000, **usual)
+    assert choice == EngineChoice("ray", workers=2, since=2, shards=2, inside="compiled")
+    assert choice.inner == EngineChoice("compiled", since=2)
     assert (
         str(choice)
         == "2 workers on Ray, 2 shards; in each, clients one after another, compiled from round 2 on"

@@ -13,7 +13,7 @@ import undrift as ud
 from tests.federation import PlainFedAvg, gap, path
 from tests.test_model import X, Y, federation, mlp
 from tests.test_optimum import quadratic
-from undrift.problems.dropout import kept
+from undrift.problems.dropout import draw_kept_units
 
 SIZES = [3, 11, 10, 10, 10, 7, 13, 20, 17]
 
@@ -390,7 +390,7 @@ def test_a_dropout_called_twice_draws_twice() -> None:
 def test_dropped_units_are_as_many_as_they_should_be_and_unrelated(step: int) -> None:
     """Of seeds that differ little, as those of layers and calls do; within five standard deviations."""
     units, p = 40_000, 0.3
-    stays = kept(torch.arange(20) * step + 12345, [units], p).double()
+    stays = draw_kept_units(torch.arange(20) * step + 12345, [units], p).double()
     assert float((stays.mean(1) - (1 - p)).abs().max()) < 5 * (p * (1 - p) / units) ** 0.5
     related = torch.corrcoef(stays).fill_diagonal_(0).abs().max()
     assert float(related) < 5 / units**0.5

@@ -23,7 +23,7 @@ from undrift.compiler import step as steps
 from undrift.compiler.kernels import gather as gathering
 from undrift.compiler.kernels import products, small_products
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose, cpp_compiler
+from undrift.simulation.engines.choice import EngineChoice, choose, cpp_compiler
 from undrift.simulation.engines.compiled import PROGRAMS
 
 compiled = import_module(
@@ -316,7 +316,9 @@ def test_a_program_that_loses_its_momentum_is_given_up(
     assert "its program computes something else" in line
 
 
-@pytest.mark.parametrize("engine", ["compiled", "auto", Choice("compiled", 4, since=2)], ids=str)
+@pytest.mark.parametrize(
+    "engine", ["compiled", "auto", EngineChoice("compiled", 4, since=2)], ids=str
+)
 def test_an_untested_torch_does_not_compile(
     engine: Any, monkeypatch: pytest.MonkeyPatch, refusals: Any
 ) -> None:
@@ -377,7 +379,7 @@ def test_unequal_steps_of_any_number_run_the_same_program(
 def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""
     made_here = []
-    original = inductor.build
+    original = inductor.compile_graph
     monkeypatch.setattr(inductor, "build", lambda *args: made_here.append(1) or original(*args))
     problem = quadratic()
     for beta, lr in ((0.3, 0.1), (0.6, 0.05)):
@@ -391,7 +393,7 @@ def test_a_resumed_run_with_its_choice_gives_the_same_bits(interpreted: None) ->
     problem = ragged(torch.float32)
     settings: dict[str, Any] = {
         "participation": ud.Uniform(3), "local": ud.Local(steps=3, batch=4, lr=0.1),
-        "engine": Choice("compiled", chunk=2, since=3),
+        "engine": EngineChoice("compiled", chunk=2, since=3),
     }  # fmt: skip
     whole = ud.run(ud.Scaffold(), problem, rounds=6, **settings)
     for pause in (1, 2, 3, 5):
@@ -581,7 +583,7 @@ def test_ignored_targets_are_not_padded(interpreted: None, refusals: Any) -> Non
 # choices
 
 
-def asked(problem: Any, **settings: Any) -> Choice:
+def asked(problem: Any, **settings: Any) -> EngineChoice:
     usual: dict[str, Any] = {
         "rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
     }  # fmt: skip
@@ -594,16 +596,16 @@ def test_short_runs_stay_eager_and_long_ones_are_compiled(
     problem = ragged()
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.001)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
-    assert asked(problem) == Choice("batched", 3)
+    assert asked(problem) == EngineChoice("batched", 3)
     with caplog.at_level(logging.INFO, logger="undrift"):
         ud.rounds(ud.FedAvg(), problem, rounds=5, participation=ud.Uniform(3))
     assert "engine: clients in chunks of 3, batched" in caplog.text
-    assert asked(problem, rounds=10_000) == Choice("compiled", 3, since=2)
+    assert asked(problem, rounds=10_000) == EngineChoice("compiled", 3, since=2)
     assert "from round 2 on" in str(asked(problem, rounds=10_000))
-    assert asked(problem, rounds=10_000, engine="batched") == Choice("batched", 3)
+    assert asked(problem, rounds=10_000, engine="batched") == EngineChoice("batched", 3)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: None)
     with caplog.at_level(logging.WARNING, logger="undrift"):
-        assert asked(problem, rounds=10_000) == Choice("batched", 3)
+        assert asked(problem, rounds=10_000) == EngineChoice("batched", 3)
     assert "no C++ compiler was found" in caplog.text
 
 
@@ -620,10 +622,10 @@ def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
     problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=ud.IID(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert asked(problem) == Choice("sequential", workers=2)
+    assert asked(problem) == EngineChoice("sequential", workers=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert asked(problem) == Choice("sequential")
-    assert asked(problem, workers=3) == Choice("sequential", workers=3)
+    assert asked(problem) == EngineChoice("sequential")
+    assert asked(problem, workers=3) == EngineChoice("sequential", workers=3)
 
 
 def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -638,7 +640,7 @@ def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"engine": "warp"}, "warp"),
         ({"workers": 0}, "workers must lie in"),
         ({"engine": "batched", "workers": 2}, "leave workers out"),
-        ({"engine": Choice("batched", 2), "chunk": 3}, "give one or the other"),
+        ({"engine": EngineChoice("batched", 2), "chunk": 3}, "give one or the other"),
     ],
     ids=str,
 )

@@ -29,12 +29,12 @@ from undrift.experiments.sweeps import (
     SPACES,
     Plan,
     Range,
-    Row,
     Space,
+    SpaceRow,
     best_experiment,
-    found,
-    opened,
-    planned,
+    open_sweep,
+    plan_sweep,
+    read_results,
     run_sweep,
     space_of,
     sweeping,
@@ -46,14 +46,20 @@ from undrift.experiments.sweeps.chosen import (
     method_words,
     with_methods,
 )
-from undrift.experiments.sweeps.plan import searches
-from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, read_space, space_from, space_words
+from undrift.experiments.sweeps.plan import plan_searches
+from undrift.experiments.sweeps.space import (
+    GAMMA,
+    UNDAMPENED,
+    read_space,
+    space_from_dict,
+    space_to_dict,
+)
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.simulation.api import prepare
 from undrift.simulation.catalogue import EXAMPLES
 
 LR = {"local.lr": (0.05, 0.3, 1.0)}
-SPACE = Space("mine", common=LR, rows=(Row("scaffold-m", {"beta": (0.2, 0.6)}),))
+SPACE = Space("mine", common=LR, rows=(SpaceRow("scaffold-m", {"beta": (0.2, 0.6)}),))
 FEW = {"local.lr": (0.05, 0.3)}
 
 
@@ -87,7 +93,7 @@ def test_a_named_space_has_only_parameters_and_values_that_its_methods_take(name
     sampler = {"sampler": "random", "trials": 3} if name == "search" else {}
     for row in space.rows:
         e = experiment(algorithms={row.method: dict(row.when)})
-        (search,) = searches(e, Plan(space, **sampler))
+        (search,) = plan_searches(e, Plan(space, **sampler))
         assert search.has_row and set(row.choices) <= set(search.choices)
         check_values(e, search, PROBLEM)
 
@@ -96,7 +102,7 @@ def test_a_named_space_has_only_parameters_and_values_that_its_methods_take(name
 def test_a_method_without_a_row_has_what_is_common(name):
     for method in set(METHODS) - {row.method for row in SPACES[name].rows}:
         e = experiment(algorithms={method: EXAMPLES.get(method, {})})
-        (search,) = searches(e, Plan(SPACES[name], trials=3, sampler="random"))
+        (search,) = plan_searches(e, Plan(SPACES[name], trials=3, sampler="random"))
         assert search.choices == SPACES[name].common and not search.has_row
         check_values(e, search, PROBLEM)
 
@@ -104,7 +110,7 @@ def test_a_method_without_a_row_has_what_is_common(name):
 def test_the_grids_have_as_many_points_as_in_the_papers():
     def points(space, method, **parameters):
         e = experiment(algorithms={method: parameters})
-        return searches(e, Plan(space_of(space)))[0].trials
+        return plan_searches(e, Plan(space_of(space)))[0].trials
 
     assert points("ghbm-lenet", "fedavg") == 3 * 3 * 3  # eta, eta_l, wd
     assert points("ghbm-lenet", "ghbm") == 3 * 3 * 4 * 3
@@ -121,7 +127,7 @@ def test_the_grids_have_as_many_points_as_in_the_papers():
 
 
 def test_table_7_server_momentum_is_undampened():
-    (search,) = searches(experiment("fedavgm"), Plan(space_of("ghbm-lenet")))
+    (search,) = plan_searches(experiment("fedavgm"), Plan(space_of("ghbm-lenet")))
     assert search.points is not None
     for point in search.points:
         words = method_words(experiment("fedavgm"), "fedavgm", point, PROBLEM)
@@ -177,7 +183,7 @@ def test_gamma_needs_fixed_work():
 
 @pytest.mark.parametrize("name", SPACES)
 def test_a_space_is_the_same_after_toml(name):
-    assert space_from(space_words(SPACES[name]), name) == SPACES[name]
+    assert space_from_dict(space_to_dict(SPACES[name]), name) == SPACES[name]
 
 
 def test_a_space_of_ones_own(tmp_path):
@@ -188,7 +194,7 @@ def test_a_space_of_ones_own(tmp_path):
     )
     space = space_of(str(file))
     assert space.common == {"local.lr": (0.1, 1.0)}
-    assert space.rows == (Row("mime", {"beta": Range(0.1, 0.9)}, {"opt": "sgdm"}),)
+    assert space.rows == (SpaceRow("mime", {"beta": Range(0.1, 0.9)}, {"opt": "sgdm"}),)
 
 
 @pytest.mark.parametrize(
@@ -219,27 +225,29 @@ def test_a_wrong_space_file_is_refused(tmp_path, text, message):
 
 def test_budgets_are_equal_and_small_grids_are_exhausted():
     e = experiment("fedavg", "scaffold-m")
-    whole = searches(e, Plan(SPACE))
+    whole = plan_searches(e, Plan(SPACE))
     assert [s.trials for s in whole] == [3, 6]
-    few = searches(e, Plan(SPACE, trials=4))
+    few = plan_searches(e, Plan(SPACE, trials=4))
     assert [s.trials for s in few] == [3, 4]
     drawn = few[1].points
     assert drawn is not None and len({tuple(p.items()) for p in drawn}) == 4
-    assert drawn != searches(e, Plan(SPACE, trials=4, seed=1))[1].points
+    assert drawn != plan_searches(e, Plan(SPACE, trials=4, seed=1))[1].points
     for sampler in ("random", "tpe"):  # nothing to search in what can be tried whole
-        fedavg, scaffold = searches(e, Plan(SPACE, trials=4, sampler=sampler))
+        fedavg, scaffold = plan_searches(e, Plan(SPACE, trials=4, sampler=sampler))
         assert fedavg.points == whole[0].points and scaffold.points is None
 
 
 def test_the_introduction_says_what_is_unequal():
     e = experiment("fedavg", "scaffold-m", "fedgm")
-    said = list(introduction(planned(e, Plan(SPACE, trials=4, seeds=2))))
+    said = list(introduction(plan_sweep(e, Plan(SPACE, trials=4, seeds=2))))
     assert "every method: at most 4 trials of 4 rounds with 2 seeds" in said
     assert "fedavg: the grid has 3 points, the rest of the budget stays unspent" in said
     assert "scaffold-m: 4 of 6 points of the grid, drawn without replacement" in said
     assert "fedgm: no row in space mine; only what is common: local.lr" in said
     assert any("training samples held out" in line and "test data unseen" in line for line in said)
-    said = list(introduction(planned(experiment("scaffold"), Plan(space_of("fedgm"), validate=0))))
+    said = list(
+        introduction(plan_sweep(experiment("scaffold"), Plan(space_of("fedgm"), validate=0)))
+    )
     assert "scaffold: space fedgm has nothing to choose; tried once as it is" in said
     assert any("test data, as in the papers" in line for line in said)
 
@@ -328,7 +336,7 @@ def test_a_trial_that_nobody_is_left_in_is_said(tmp_path, capsys):
     )
     plan = Plan(Space("work", common={"local.steps": (2, 25)}))
     swept(e, plan, tmp_path / "sweep")
-    (fedavg,) = found(planned(e, plan), tmp_path / "sweep")
+    (fedavg,) = read_results(plan_sweep(e, plan), tmp_path / "sweep")
     assert [t.outcome.state for t in fedavg.trials] == ["done", "deserted"]
     assert "nobody is left" in fedavg.trials[1].outcome.reason
     assert "deserted" in capsys.readouterr().out
@@ -336,8 +344,8 @@ def test_a_trial_that_nobody_is_left_in_is_said(tmp_path, capsys):
 
 def test_parameters_of_a_method_within_a_method(tmp_path):
     words = {"method": [{"name": "autonomous-fedgm", "schedule": {"eta": [1.0, 4.0], "nu": [0.7]}}]}
-    space = space_from(words, "nested")
-    assert space_from(space_words(space), "nested") == space
+    space = space_from_dict(words, "nested")
+    assert space_from_dict(space_to_dict(space), "nested") == space
     schedule = {"name": "fedgm", "beta": 0.5}
     e = experiment(algorithms={"autonomous-fedgm": {"schedule": schedule}})
     trials = list(run_sweep(e, Plan(space), tmp_path))
@@ -346,18 +354,18 @@ def test_parameters_of_a_method_within_a_method(tmp_path):
         made = with_methods(e, {"it": trial.words}).methods["it"].make()
         assert made.schedule == ud.FedGM(eta=trial.chosen["schedule.eta"], beta=0.5, nu=0.7)
     with pytest.raises(InvalidInput, match="unknown parameter of fedavg: 'schedule.eta'"):
-        searches(experiment("fedavg"), Plan(Space("s", common={"schedule.eta": (1.0,)})))
+        plan_searches(experiment("fedavg"), Plan(Space("s", common={"schedule.eta": (1.0,)})))
 
 
 def test_what_diverges_is_pruned_and_said(tmp_path, capsys):
     space = Space(
         "steep",
         common={"local.lr": (0.1, 1e39)},
-        rows=(Row("scaffold", {"local.lr": (1e39, 1e40)}),),
+        rows=(SpaceRow("scaffold", {"local.lr": (1e39, 1e40)}),),
     )
     e, plan = experiment("fedavg", "scaffold", baseline="scaffold"), Plan(space)
     swept(e, plan, tmp_path)
-    fedavg, scaffold = found(planned(e, plan), tmp_path)
+    fedavg, scaffold = read_results(plan_sweep(e, plan), tmp_path)
     assert [t.outcome.state for t in fedavg.trials] == ["done", "diverged"]
     assert fedavg.best is not None and fedavg.best.chosen == {"local.lr": 0.1}
     assert fedavg.trials[1].outcome.reason
@@ -381,7 +389,7 @@ def test_hopeless_trials_are_pruned(tmp_path):
 
 def test_a_search_is_repeatable_and_does_no_trial_twice(tmp_path, monkeypatch):
     calls = []
-    curves = sweeping.curves
+    curves = sweeping.group_curves
     monkeypatch.setattr(sweeping, "curves", lambda *given: calls.append(given) or curves(*given))
     lists = Space(
         "lists", common={"local.lr": (0.1, 0.3), "local.batch": (4, 8), "local.clip": (1.0, 9.0)}
@@ -397,7 +405,7 @@ def test_a_search_is_repeatable_and_does_no_trial_twice(tmp_path, monkeypatch):
 
 
 def test_ranges_are_searched(tmp_path):
-    rows = (Row("ghbm", {"tau": Range(2, 6, whole=True)}),)
+    rows = (SpaceRow("ghbm", {"tau": Range(2, 6, whole=True)}),)
     space = Space("ranges", common={"local.lr": Range(0.01, 1.0, log=True)}, rows=rows)
     for sampler in ("random", "tpe"):
         plan = Plan(space, trials=3, sampler=sampler, seed=5)
@@ -441,10 +449,10 @@ def blobs() -> Data:
 KILLED = """
 import sys
 from pathlib import Path
-from undrift.experiments.sweeps import opened, run_sweep
+from undrift.experiments.sweeps import open_sweep, run_sweep
 directory = Path(sys.argv[1])
 print("begun", flush=True)
-for trial in run_sweep(*opened(directory), directory):
+for trial in run_sweep(*open_sweep(directory), directory):
     print(trial.number, flush=True)
 """
 
@@ -455,13 +463,13 @@ def resumable(sampler: str, file: Path) -> tuple[ud.Experiment, Plan]:
     own = {"use": [str(file)], "data": {"name": "blobs"}, "rounds": 12}
     if sampler == "grid":
         return experiment("fedavg", "scaffold-m", **own), Plan(SPACE, seeds=2)
-    rows = (Row("scaffold-m", {"beta": Range(0.1, 1.0)}),)
+    rows = (SpaceRow("scaffold-m", {"beta": Range(0.1, 1.0)}),)
     space = Space("ranges", common={"local.lr": Range(1e-4, 1.0, log=True)}, rows=rows)
     return experiment("scaffold-m", **own), Plan(space, trials=13, sampler="tpe")
 
 
 def everything(directory: Path) -> tuple[str, str, list]:
-    trials = [f.trials for f in found(planned(*opened(directory)), directory)]
+    trials = [f.trials for f in read_results(plan_sweep(*open_sweep(directory)), directory)]
     return (directory / "trials.csv").read_text(), (directory / "best.toml").read_text(), trials
 
 
@@ -500,7 +508,7 @@ def test_a_sweep_that_is_left_early_goes_on(tmp_path, swept_once):
     with pytest.raises(InvalidInput, match="in use by another process"):
         next(run_sweep(e, plan, tmp_path / "early"))
     del begun  # as when a loop over it is left
-    assert first + list(run_sweep(*opened(tmp_path / "early"), tmp_path / "early")) == trials
+    assert first + list(run_sweep(*open_sweep(tmp_path / "early"), tmp_path / "early")) == trials
     assert everything(tmp_path / "early") == everything(directory)
 
 
@@ -584,8 +592,8 @@ def test_test_data_are_not_looked_at_unless_asked_for(tmp_path):
 
 
 def flagged(method: str, choices: dict, chosen: dict) -> list[str]:
-    space = Space("edges", rows=(Row(method, choices),))
-    (search,) = searches(experiment(method), Plan(space, trials=2, sampler="random"))
+    space = Space("edges", rows=(SpaceRow(method, choices),))
+    (search,) = plan_searches(experiment(method), Plan(space, trials=2, sampler="random"))
     return [line.split(" is at")[0] for line in edges(experiment(method), search, chosen, PROBLEM)]
 
 
@@ -633,7 +641,7 @@ def test_the_end_of_a_sweep_is_said(tmp_path, capsys):
         ({"validate": 1.0}, r"validate must lie in \[0, 1\)"),
         ({"sampler": "tpe"}, "sampler tpe needs a number of trials"),
         ({"space": space_of("search")}, "space search has a range for local.lr of fedavg"),
-        ({"space": Space("x", rows=(Row("fedavg", {"beta": (1,)}),))}, "unknown parameter of fedavg: 'beta'"),
+        ({"space": Space("x", rows=(SpaceRow("fedavg", {"beta": (1,)}),))}, "unknown parameter of fedavg: 'beta'"),
         ({"space": Space("x", common={GAMMA: (1,)})}, "unknown parameter of fedavg: 'gamma"),
         ({"space": Space("x", common={"local.lr": (0.1, -1.0)})}, "lr must lie in"),
     ],
@@ -670,7 +678,7 @@ def test_another_sweep_in_the_directory_is_refused(tmp_path, swept_once):
     with pytest.raises(InvalidInput, match="exists and is no sweep"):
         run_sweep(e, plan, tmp_path)
     with pytest.raises(InvalidInput, match="is not a sweep"):
-        opened(tmp_path)
+        open_sweep(tmp_path)
     held = lock(directory)
     try:
         with pytest.raises(InvalidInput, match="in use"):

@@ -16,7 +16,7 @@ from tests.test_engines import interpreted, local_of, needs_compiler, ragged
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.compiler import CannotCompile, layout
 from undrift.core.records import record
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import programs_of
 
 __all__ = ["interpreted"]
@@ -153,7 +153,7 @@ def test_a_problem_is_freed_with_its_programs(
     algorithm: Any, chunk: int, workers: int | None, interpreted: None
 ) -> None:
     problem = ragged()
-    ud.run(algorithm, problem, engine=Choice("compiled", chunk, workers), **SETTINGS)
+    ud.run(algorithm, problem, engine=EngineChoice("compiled", chunk, workers), **SETTINGS)
     gone = weakref.ref(problem)
     del problem
     gc.collect()

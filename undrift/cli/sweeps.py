@@ -17,7 +17,14 @@ from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.space import size_of
 from undrift.experiments.sweeps.spaces import space_of
-from undrift.experiments.sweeps.sweeping import BEST, Found, Sweep, carried_out, found, planned
+from undrift.experiments.sweeps.sweeping import (
+    BEST,
+    Sweep,
+    SweepResult,
+    continue_sweep,
+    plan_sweep,
+    read_results,
+)
 from undrift.experiments.sweeps.trial import TrialDone
 from undrift.metrics.quality import spread
 
@@ -116,17 +123,17 @@ def swept(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = Fal
     """Carry out a sweep and say what happens."""
     wide = None if sys.stdout.isatty() else 120
     console = Console(quiet=quiet, highlight=False, width=wide)
-    ready = planned(experiment, plan)
+    ready = plan_sweep(experiment, plan)
     for line in introduction(ready):
         console.print(line, markup=False, soft_wrap=True)
     try:
-        for trial in carried_out(ready, directory):
+        for trial in continue_sweep(ready, directory):
             console.print(_line(trial), markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         place = shlex.quote(str(directory))
         print(f"\nundrift: interrupted; `undrift resume {place}` goes on", file=sys.stderr)
         raise
-    results = found(ready, directory)
+    results = read_results(ready, directory)
     console.print(table(ready, results))
     for line in remarks(results):
         console.print(line, markup=False, soft_wrap=True)
@@ -179,7 +186,7 @@ def shown(chosen: dict[str, object]) -> str:
     )
 
 
-def table(sweep: Sweep, results: Sequence[Found]) -> Table:
+def table(sweep: Sweep, results: Sequence[SweepResult]) -> Table:
     """The best of every method, and how its trials ended."""
     made = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("method", "best parameters", sweep.figure):
@@ -202,7 +209,7 @@ def table(sweep: Sweep, results: Sequence[Found]) -> Table:
     return made
 
 
-def remarks(results: Sequence[Found]) -> Iterator[str]:
+def remarks(results: Sequence[SweepResult]) -> Iterator[str]:
     """What the reader should know before believing the table."""
     for result in results:
         label = result.search.label

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift.core.batched_scalar import is_zero
 from undrift.core.optimiser import HeavyBall, Optimiser
-from undrift.core.rng import Distribution, Key, Purpose, draw
+from undrift.core.rng import Distribution, Key, Purpose, draw_numbers
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
@@ -162,7 +162,7 @@ class Work:
         call = self._draws + (0 if self._k is None else (self._k + 1) << 16)
         self._draws += 1
         rows = like.unsqueeze(0) if self.single else like
-        drawn = draw(Purpose.METHOD, keys, self.clients, call, rows, distribution)
+        drawn = draw_numbers(Purpose.METHOD, keys, self.clients, call, rows, distribution)
         return drawn[0] if self.single else drawn
 
     @property

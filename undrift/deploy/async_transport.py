@@ -9,7 +9,7 @@ from undrift.core.errors import Deserted
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.deploy.messages import Envelope, Stamp, StateStamp
-from undrift.deploy.transport import Answers, FlowerTransport, StatesLost, restarted
+from undrift.deploy.transport import Answers, FlowerTransport, StatesLost, restart_client
 from undrift.simulation.aggregation import Reply, Traffic, send
 from undrift.simulation.asynchronous.buffered_rounds import Updates, discounts
 from undrift.simulation.asynchronous.policies import Buffer
@@ -64,7 +64,7 @@ class FlowerBuffer:
                 continue
             if reply.kind == "lost" and not nodes.entangled:
                 nodes.faults.note(t, i, "lost its state and starts again")
-                self.out[i] = replace(out, request=restarted(out.request))
+                self.out[i] = replace(out, request=restart_client(out.request))
                 nodes.fleet.ask(i, self.out[i].request)
                 continue
             del self.out[i]

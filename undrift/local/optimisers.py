@@ -6,7 +6,7 @@ from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.optimiser import HeavyBall, Optimiser, Pair
 
-NAMES = ("sgd", "momentum")
+OPTIMISERS = ("sgd", "momentum")
 DEFAULT_MOMENTUM = 0.9  # of optimiser="momentum", as in most papers
 
 
@@ -25,7 +25,7 @@ def make_optimiser(optimiser: Any, momentum: float) -> Optimiser | None:
     if optimiser == "momentum":
         return HeavyBall(momentum or DEFAULT_MOMENTUM)
     if isinstance(optimiser, str):
-        raise unknown("optimiser", optimiser, NAMES)
+        raise unknown("optimiser", optimiser, OPTIMISERS)
     if momentum:
         raise InvalidInput(
             "Local: momentum belongs to optimiser='sgd' or 'momentum': a custom one brings its own"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NAMES = (
+KERNELS = (
     "fuse-updates",  # fuse_update.py: the update is the epilogue of the gradient's matrix product
     "own-products",  # products.py: products in C++ that read samples where the data lie (gather.py)
     "hoist",  # hoist.py: what stays the same in all steps is computed once
@@ -27,8 +27,8 @@ def enabled(name: str) -> bool:
     ...     enabled("hoist")
     False
     """
-    if name not in NAMES:
-        raise ValueError(f"there is no kernel {name!r}: {', '.join(NAMES)}")
+    if name not in KERNELS:
+        raise ValueError(f"there is no kernel {name!r}: {', '.join(KERNELS)}")
     return name not in _off and "all" not in _off
 
 

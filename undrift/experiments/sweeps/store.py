@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.sweeps.plan import Plan, Search
-from undrift.experiments.sweeps.space import Choice, Range
+from undrift.experiments.sweeps.plan import MethodSearch, Plan
+from undrift.experiments.sweeps.space import Candidates, Range
 from undrift.experiments.sweeps.trial import Outcome, TrialDone
 from undrift.metrics.quality import higher_is_better
 
@@ -69,7 +69,7 @@ class Store:
     def study(self, label: str) -> Any:
         return self.optuna.load_study(study_name=label, storage=self.storage)
 
-    def trials(self, search: Search) -> list[TrialDone]:
+    def trials(self, search: MethodSearch) -> list[TrialDone]:
         """The finished trials of a method."""
         return [
             self._read(search, trial.number, trial.params, trial.user_attrs)
@@ -77,7 +77,7 @@ class Store:
         ]
 
     def _read(
-        self, search: Search, number: int, chosen: dict[str, Any], kept: Mapping[str, Any]
+        self, search: MethodSearch, number: int, chosen: dict[str, Any], kept: Mapping[str, Any]
     ) -> TrialDone:
         ended = Outcome(kept["state"], tuple(kept["qualities"]), kept["reason"])
         ordered = {path: chosen[path] for path in search.choices}
@@ -85,7 +85,7 @@ class Store:
             search.label, number, search.trials, self.figure, ordered, kept["words"], ended
         )
 
-    def ask(self, search: Search, plan: Plan, rounds: int) -> "Asked":
+    def ask(self, search: MethodSearch, plan: Plan, rounds: int) -> "Asked":
         """The next trial of a method, with its parameters."""
         earlier = self.study(search.label).trials
         number = len(earlier)
@@ -105,10 +105,10 @@ class Store:
             return self.optuna.samplers.TPESampler(seed=seed)
         return self.optuna.samplers.RandomSampler(seed=seed)
 
-    def _distributions(self, choices: Mapping[str, Choice]) -> dict[str, Any]:
+    def _distributions(self, choices: Mapping[str, Candidates]) -> dict[str, Any]:
         kinds = self.optuna.distributions
 
-        def of(choice: Choice) -> Any:
+        def of(choice: Candidates) -> Any:
             if not isinstance(choice, Range):
                 return kinds.CategoricalDistribution(choice)
             if choice.whole:
@@ -121,7 +121,7 @@ class Store:
 class Asked:
     """A trial under way."""
 
-    def __init__(self, store: Store, search: Search, study: Any, trial: Any):
+    def __init__(self, store: Store, search: MethodSearch, study: Any, trial: Any):
         self.store, self.search, self.study, self.trial = store, search, study, trial
         self.chosen: dict[str, Any] = trial.params
 

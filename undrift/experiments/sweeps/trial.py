@@ -42,7 +42,7 @@ class Watcher(Protocol):
     def should_prune(self) -> bool: ...
 
 
-def curves(
+def group_curves(
     experiment: Experiment, problems: Mapping[int, ModelProblem]
 ) -> Iterator[tuple[int, list[Metrics]]]:
     """Run a method with every seed, side by side: the metrics of all seeds after every evaluated round.
@@ -53,7 +53,7 @@ def curves(
         yield from _evaluated(each)
 
 
-def outcomes(
+def run_trials(
     experiments: Sequence[Experiment],
     problems: Mapping[int, ModelProblem],
     figure: str,
@@ -69,7 +69,7 @@ def outcomes(
         for each in rounds:
             yield from _evaluated(each[n * width : (n + 1) * width])
 
-    return [outcome(curve(n), figure, last, None) for n in range(len(experiments))]
+    return [judge_trial(curve(n), figure, last, None) for n in range(len(experiments))]
 
 
 def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[RunConfig]:
@@ -110,7 +110,7 @@ def _evaluated(each: Sequence[Played]) -> Iterator[tuple[int, list[Metrics]]]:
         yield cast(Round, each[0]).round, metrics
 
 
-def outcome(
+def judge_trial(
     evaluated: Iterator[tuple[int, list[Metrics]]],
     figure: str,
     last: int,
@@ -135,7 +135,7 @@ def outcome(
     return Outcome("done", tuple(sum(values) / len(values) for values in zip(*seen, strict=True)))
 
 
-def figure_of(problem: ModelProblem) -> str:
+def metric_of(problem: ModelProblem) -> str:
     """What trials are judged by: accuracy where there is one, else loss."""
     return "accuracy" if "accuracy" in problem.evaluate(problem.x0) else "loss"
 
