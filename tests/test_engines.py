@@ -55,7 +55,7 @@ class TracedWorld(WorldProblem):
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced steps are run as traced: all of the compiled engine but the compiler."""
-    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))
+    monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_updates_folded_into_products_are_the_methods_own(
         shared.append(sum("aten.mm" in target for target in targets))
         return lambda args: graph(*args)
 
-    monkeypatch.setattr(inductor, "build", run_as_traced)
+    monkeypatch.setattr(inductor, "compile_graph", run_as_traced)
     monkeypatch.setattr(small_products, "SMALL", 0)
     monkeypatch.setattr(steps, "LARGE", 0)
     settings: dict[str, Any] = {
@@ -258,7 +258,7 @@ def test_a_program_that_computes_something_else_is_given_up(
         is_step = not next(iter(graph.graph.find_nodes(op="output"))).args[0]
         return lambda args: wrong(args[0]) if is_step else graph(*args)
 
-    monkeypatch.setattr(inductor, "build", build)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
     ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg(), ragged(), **settings)) < 1e-9
@@ -307,7 +307,7 @@ def test_a_program_that_loses_its_momentum_is_given_up(
 ) -> None:
     """The first step from a momentum of zero is right: only several, from one that is not, show the mistake."""
     build = lambda graph, *_: Once(lambda args: graph(*args), carried=4)
-    monkeypatch.setattr(inductor, "build", build)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     local = ud.Local(steps=3, batch=4, lr=0.1, momentum=0.9)
     settings: dict[str, Any] = {"rounds": 3, "local": local}
     ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
@@ -380,7 +380,9 @@ def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> 
     """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""
     made_here = []
     original = inductor.compile_graph
-    monkeypatch.setattr(inductor, "build", lambda *args: made_here.append(1) or original(*args))
+    monkeypatch.setattr(
+        inductor, "compile_graph", lambda *args: made_here.append(1) or original(*args)
+    )
     problem = quadratic()
     for beta, lr in ((0.3, 0.1), (0.6, 0.05)):
         settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, lr=lr, decay=0.5)}
@@ -553,7 +555,7 @@ def test_without_a_compiler_there_is_one_line(
     def none(*args: Any) -> Any:
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(inductor, "build", none)
+    monkeypatch.setattr(inductor, "compile_graph", none)
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     ours = path(ud.Scaffold(), ragged(), engine="compiled", **settings)
     assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()

@@ -150,7 +150,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.extend(f"gathered {node.meta['val'].dtype}" for node in found)
         return lambda args: graph(*args)
 
-    monkeypatch.setattr(inductor, "build", built)
+    monkeypatch.setattr(inductor, "compile_graph", built)
     monkeypatch.setattr(small_products, "SMALL", 0)
     monkeypatch.setattr(step, "LARGE", 0)
     monkeypatch.setattr(gathering, "LONG", 1)

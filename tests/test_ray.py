@@ -293,7 +293,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
 def test_workers_that_die_again_and_again_end_the_run(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crews, "ATTEMPTS", 1)
+    monkeypatch.setattr(crews, "MAX_LOSSES", 1)
     problem = Perilous(Key(0, 2), "die")
     playing = ud.rounds(ud.FedAvg(), problem, engine=on(1, 1), **SETTINGS)
     next(playing)
@@ -354,13 +354,13 @@ def test_states_do_not_travel_and_the_model_is_put_once(
     problem = world()
     playing: Any = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
     next(playing)  # workers have begun
-    monkeypatch.setattr(crews, "pack", lambda x, *more: down.append(x) or pack(x, *more))
+    monkeypatch.setattr(crews, "pack_object", lambda x, *more: down.append(x) or pack(x, *more))
 
     def seen(content: Any, *more: Any) -> Any:
         up.append(unpack(content, *more))
         return up[-1]
 
-    monkeypatch.setattr(crews, "unpack", seen)
+    monkeypatch.setattr(crews, "unpack_object", seen)
     monkeypatch.setattr(crews.RayTransport, "copy", lambda self: calls.append(self))
     next(playing)
     assert [type(x) for x in down] == [Sum, Sum]  # two exchanges

@@ -426,7 +426,7 @@ def test_accuracy_is_maximised_and_loss_minimised(tmp_path, swept_once):
                        clients={"partition": "iid", "number": 6})  # fmt: skip
         trials = list(run_sweep(e, Plan(Space("lr", common=FEW)), tmp_path))
         best = best_experiment(e, {"fedavg": trials})
-        assert trials[0].figure == "loss" and best is not None
+        assert trials[0].metric == "loss" and best is not None
         least = min(trials, key=lambda t: t.outcome.quality)
         assert best.local_of("fedavg").lr == least.chosen["local.lr"]
     finally:

@@ -153,7 +153,7 @@ def introduction(sweep: Sweep) -> Iterator[str]:
     else:
         data = "test data, as in the papers: --validate 0.1 holds out training data in their place"
     yield f"space {plan.space.name}: {plan.space.about}"
-    yield f"judged by {sweep.figure} on {data}; mean of the last {sweep.last} evaluated rounds"
+    yield f"judged by {sweep.metric} on {data}; mean of the last {sweep.last} evaluated rounds"
     budget = plan.trials or max(search.trials for search in sweep.searches)
     yield (
         f"every method: at most {budget} trials of {experiment.rounds} rounds with "
@@ -174,7 +174,7 @@ def introduction(sweep: Sweep) -> Iterator[str]:
 
 def _line(trial: TrialDone) -> str:
     ended = trial.outcome
-    said = f"{trial.figure} {ended.quality:.4f}" if ended.state == "done" else ended.state
+    said = f"{trial.metric} {ended.quality:.4f}" if ended.state == "done" else ended.state
     return f"{trial.label} {trial.number + 1}/{trial.of}: {shown(trial.chosen)}: {said}"
 
 
@@ -189,7 +189,7 @@ def shown(chosen: dict[str, object]) -> str:
 def table(sweep: Sweep, results: Sequence[SweepResult]) -> Table:
     """The best of every method, and how its trials ended."""
     made = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("method", "best parameters", sweep.figure):
+    for heading in ("method", "best parameters", sweep.metric):
         made.add_column(heading)
     states = ["done", "pruned", "diverged"]
     if any(result.count("deserted") for result in results):

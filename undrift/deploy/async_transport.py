@@ -21,7 +21,7 @@ from undrift.simulation.results import Round, State
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A client under way: on which model it works, and what it was asked."""
+    """A client at work: on which model it works, and what it was asked."""
 
     version: int
     weight: float
@@ -34,7 +34,7 @@ class Dispatched:
 class FlowerBuffer:
     """Nodes at work, and a buffer of their updates: an `AsyncTransport`.
 
-    What is under way when the server's process dies is asked again: no answer counts before it was used.
+    What is in flight when the server's process dies is asked again: no answer counts before it was used.
     """
 
     def __init__(self, nodes: FlowerTransport, policy: Buffer, state: State):
@@ -152,7 +152,7 @@ class FlowerBuffer:
         return Updates(participants, part)
 
     def recover(self, state: State, lost: Sequence[int], t: int) -> State:
-        """As with cohorts; whoever starts again is not under way any more."""
+        """As with cohorts; whoever starts again is not in flight any more."""
         nodes, clients = self.nodes, range(self.plan.problem.N)
         before = {i: nodes.stamp_of(i) for i in clients}
         nodes.fleet.forget(self.out)

@@ -66,10 +66,10 @@ def _other_visit(claimed: Any, visit: Mapping[str, Any]) -> str:
 
 
 def check_method(method: Any) -> None:
-    """Refuse a method whose clients could not come back after losing what they remember."""
+    """Refuse a method whose clients could not come back after losing their state."""
     spec = spec_of(method)
     if spec.adds_states and not isinstance(method, Recounts):
         raise InvalidInput(
             f"{spec.name} adds up clients' states, so on nodes, which may lose theirs, it needs a function "
-            "recount(server, mean, cohort): the server with its sum made anew from the mean of states"
+            "recount(server, mean, cohort): the server with its sum recomputed from the mean of states"
         )

@@ -1,4 +1,4 @@
-"""What the two sides tell each other at their first contact, and what must not differ."""
+"""What the two sides tell each other in the handshake, and what must not differ."""
 
 import json
 from collections.abc import Mapping

@@ -81,7 +81,7 @@ class Fleet:
     def first_contact(self, count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
         """Wait until all clients are there; their names and numbers of samples.
 
-        `known` are those of a run that is gone on with.  One that must be there and cannot is an error that says why.
+        `known` are those of a run that is resumed.  One that must be there and cannot is an error that says why.
         """
         self.samples = dict(known or {})
         expected = set(known or self.settings.names)

@@ -65,7 +65,7 @@ def answer_request(
 class Node:
     """One client.  `config` has its `name`; `state`, the folder for its states; `part`, if it has no data of its own.
 
-    A node keeps nothing in memory that matters: Flower makes it anew for every request.
+    A node keeps nothing in memory that matters: Flower makes a new one for every request.
     """
 
     def __init__(self, experiment: Experiment, config: Config, data: ReadSamples | None = None):
@@ -96,10 +96,10 @@ class Node:
             reason = f"{type(error).__name__}: {error}"
             return Envelope("failed", {"name": self.name, "reason": reason})
 
-    # first contact
+    # handshake
 
     def _hello(self, envelope: Envelope) -> Envelope:
-        """Who is here, and what stands against working together."""
+        """Who is here, and what speaks against working together."""
         told, reasons = envelope.header["told"], []
         facts: dict[str, Any] = {"name": self.name, "samples": 0}
         try:
@@ -194,7 +194,7 @@ class Node:
         return exchange.visit(down, state, work)
 
     def _state(self, envelope: Envelope) -> Envelope:
-        """The state itself, for a server that counts anew what it has lost count of."""
+        """The state itself, for a server that must recompute its sum of states."""
         words, visit = envelope.header, envelope.header["visit"]
         with lock(self._at(visit["run"])):
             store = ClientStateStore(self._at(visit["run"]))
@@ -202,7 +202,7 @@ class Node:
         return Envelope("state", {"visit": visit}, pack_tensors("state", state)[1])
 
     def _stored(self, store: ClientStateStore, base: Stamp, problem: ModelProblem) -> Any:
-        """The state of a stamp; one that was never visited begins anew, and where there are no states none is lost."""
+        """The state of a stamp; one that was never visited begins with the initial state, and where there are no states none is lost."""
         fresh = self.method.client(problem.x0)
         if base == NOT_VISITED or not tensors(fresh):
             return fresh

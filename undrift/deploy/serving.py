@@ -1,4 +1,4 @@
-"""A deployed run from its first contact to its last round, in a run directory as a simulation's."""
+"""A deployed run from the handshake to its last round, in a run directory as a simulation's."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -76,7 +76,7 @@ class Remote:
 
 
 def serve(experiment: Experiment, link: NodeLink, settings: Deployment) -> Iterator[Round]:
-    """Every round of a deployed run, recorded; one that is in the directory already is gone on with."""
+    """Every round of a deployed run, recorded; one that is in the directory already is resumed."""
     experiment = single(experiment)
     folder = Path(settings.run_dir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)

@@ -304,5 +304,5 @@ def _resumed(
     if state.in_flight is not None and policy is None:
         raise InvalidInput("start is of a run in virtual time: resume it with engine='events'")
     if events.has_visits(state.in_flight) and not isinstance(policy, Buffer):
-        raise InvalidInput("start has clients under way: resume it with server=ud.Buffer(...)")
+        raise InvalidInput("start has visits in flight: resume it with server=ud.Buffer(...)")
     return replace(state, clients=state.clients.copy())

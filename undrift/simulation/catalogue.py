@@ -61,7 +61,7 @@ class _Counting:
 
 
 def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost:
-    """Play a first contact and two rounds with one client and look at what crosses the wire.
+    """Play an initialisation round and two rounds with one client and look at what crosses the wire.
 
     >>> import undrift as ud
     >>> measure(ud.GHBM.spec, ud.GHBM()).traffic

@@ -1,8 +1,8 @@
 """Trials kept by Optuna in an SQLite file, a study a method.
 
 Only finished trials are written, each in one transaction: whatever kills a sweep leaves whole trials and nothing else.
-A trial that is under way lives in a study in memory, which knows all earlier trials of its method; its sampler is made
-anew for every trial from (seed, number), so that an interruption changes nothing.
+A trial that is running lives in a study in memory, which knows all earlier trials of its method; its sampler is made
+again for every trial from (seed, number), so that an interruption changes nothing.
 """
 
 import os
@@ -38,9 +38,9 @@ def optuna() -> Any:
 class Store:
     """The database of a sweep's directory."""
 
-    def __init__(self, directory: Path, labels: Iterable[str], figure: str):
-        self.optuna, self.figure, path = optuna(), figure, directory / DATABASE
-        self.direction = "maximize" if higher_is_better(figure) else "minimize"
+    def __init__(self, directory: Path, labels: Iterable[str], metric: str):
+        self.optuna, self.metric, path = optuna(), metric, directory / DATABASE
+        self.direction = "maximize" if higher_is_better(metric) else "minimize"
         if not path.exists():  # made aside: under its own name it is always whole
             aside = directory / f".{DATABASE}.part"
             aside.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class Store:
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise InvalidInput(
-                f"{path} cannot be used ({reason}): remove the directory and sweep anew"
+                f"{path} cannot be used ({reason}): remove the directory and start the sweep again"
             ) from error
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Store:
         ended = Outcome(kept["state"], tuple(kept["qualities"]), kept["reason"])
         ordered = {path: chosen[path] for path in search.choices}
         return TrialDone(
-            search.label, number, search.trials, self.figure, ordered, kept["words"], ended
+            search.label, number, search.trials, self.metric, ordered, kept["words"], ended
         )
 
     def ask(self, search: MethodSearch, plan: Plan, rounds: int) -> "Asked":
@@ -119,7 +119,7 @@ class Store:
 
 
 class Asked:
-    """A trial under way."""
+    """A running trial."""
 
     def __init__(self, store: Store, search: MethodSearch, study: Any, trial: Any):
         self.store, self.search, self.study, self.trial = store, search, study, trial

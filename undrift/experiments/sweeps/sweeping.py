@@ -1,4 +1,4 @@
-"""A sweep in its directory: trials of every method in turn, gone on with after any interruption.
+"""A sweep in its directory: trials of every method in turn, resumable after any interruption.
 
 sweep.toml   the experiment, the space and the plan: a sweep that is called again must be the same
 sweep.db     finished trials (Optuna, SQLite)
@@ -52,7 +52,7 @@ class Sweep:
 
     problems   by seed, what trials run on: evaluated on held-out data, or on test data if the plan says so
     whole      the first seed's federation with all of its data
-    figure     what trials are judged by, the mean over `last` evaluated rounds
+    metric     what trials are judged by, the mean over `last` evaluated rounds
     """
 
     experiment: Experiment
@@ -60,7 +60,7 @@ class Sweep:
     searches: tuple[MethodSearch, ...]
     problems: Mapping[int, ModelProblem]
     whole: ModelProblem
-    figure: str
+    metric: str
     last: int
     checksums: Mapping[str, str]
 
@@ -93,9 +93,9 @@ def plan_sweep(experiment: Experiment, plan: Plan) -> Sweep:
     for search in parts:
         first = check_values(experiment, search, whole).single(search.label, seeds[0])
         prepare(config_of(first, Federation(problems[seeds[0]], {})))
-    figure = metric_of(problems[seeds[0]])
+    metric = metric_of(problems[seeds[0]])
     last, checksums = plan.last_of(experiment), made[seeds[0]].checksums
-    return Sweep(experiment, plan, parts, problems, whole, figure, last, checksums)
+    return Sweep(experiment, plan, parts, problems, whole, metric, last, checksums)
 
 
 def run_sweep(experiment: Experiment, plan: Plan, directory: Path) -> Iterator[TrialDone]:
@@ -118,7 +118,7 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
     try:
         if sweep.experiment.threads is not None:
             torch.set_num_threads(sweep.experiment.threads)
-        store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
+        store = Store(directory, [search.label for search in sweep.searches], sweep.metric)
         done = {search.label: store.trials(search) for search in sweep.searches}
         _write(sweep, directory, done)
         ahead: dict[tuple[str, int], Outcome] = {}
@@ -159,7 +159,7 @@ def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, i
         )
         for point in search.points[begin : begin + size]
     ]
-    found = run_trials(experiments, sweep.problems, sweep.figure, sweep.last)
+    found = run_trials(experiments, sweep.problems, sweep.metric, sweep.last)
     return {(search.label, begin + n): ended for n, ended in enumerate(found)}
 
 
@@ -177,7 +177,7 @@ def _tried(
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
     ended = judge_trial(
         group_curves(experiment, sweep.problems),
-        sweep.figure,
+        sweep.metric,
         sweep.last,
         asked.trial if sweep.plan.pruning else None,
         every=-(-evaluations // REPORTS),
@@ -190,7 +190,7 @@ def _tried(
 
 def read_results(sweep: Sweep, directory: Path) -> list[SweepResult]:
     """What the trials so far say of every method."""
-    store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
+    store = Store(directory, [search.label for search in sweep.searches], sweep.metric)
     try:
         trials = {search.label: store.trials(search) for search in sweep.searches}
     finally:
@@ -217,7 +217,7 @@ def best_experiment(
 
 
 def open_sweep(directory: Path) -> tuple[Experiment, Plan]:
-    """The experiment and the plan of a sweep's directory, to go on with it."""
+    """The experiment and the plan of a sweep's directory, to resume it."""
     path = directory / SWEEP
     if not path.is_file():
         raise InvalidInput(
@@ -228,7 +228,9 @@ def open_sweep(directory: Path) -> tuple[Experiment, Plan]:
         space = space_from_dict(words["space"], "space")
         return described(words["experiment"], str(path)), Plan(space, **words["sweep"])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path} cannot be used ({error}): sweep anew with --out NEW") from error
+        raise InvalidInput(
+            f"{path} cannot be used ({error}): start a new sweep with --out NEW"
+        ) from error
 
 
 def _words(sweep: Sweep) -> dict[str, Any]:
@@ -292,11 +294,11 @@ def _table(done: Mapping[str, Sequence[TrialDone]], seeds: Sequence[int]) -> str
     """All trials as CSV: a column for each parameter that some method chooses, and for each seed."""
     trials = [trial for mine in done.values() for trial in mine]
     paths = list(dict.fromkeys(path for trial in trials for path in trial.chosen))
-    figure = trials[0].figure if trials else "quality"
+    metric = trials[0].metric if trials else "quality"
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    by_seed = [f"{figure} seed {seed}" for seed in seeds]
-    rows.writerow(["method", "trial", "state", figure, "std", *paths, *by_seed, "reason"])
+    by_seed = [f"{metric} seed {seed}" for seed in seeds]
+    rows.writerow(["method", "trial", "state", metric, "std", *paths, *by_seed, "reason"])
     for t in trials:
         values = list(t.outcome.qualities)
         quality = t.outcome.quality if values else ""

@@ -165,7 +165,7 @@ class Trace:
         """A CSV file with the columns client, from, to; or FedScale's availability trace as JSON.
 
         FedScale's file holds, by device, the moments `active` and `inactive` at which intervals begin and end, and
-        `finish_time`, after which the device begins anew.  Its devices are shared out among clients (`reuse`).
+        `finish_time`, after which the device's trace repeats.  Its devices are shared out among clients (`reuse`).
         """
         path = Path(path)
         if not path.exists():

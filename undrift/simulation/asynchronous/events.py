@@ -75,7 +75,7 @@ def empty_snapshot(down: Any) -> AsyncSnapshot:
 
 
 def has_visits(in_flight: Any) -> bool:
-    """Whether clients are under way."""
+    """Whether visits are in flight."""
     return isinstance(in_flight, AsyncSnapshot) and len(in_flight.visits) > 0
 
 

@@ -1,4 +1,4 @@
-"""Answers of clients that are under way, computed for many of them at once.
+"""Answers of clients at work, computed for many of them at once.
 
 What a visit will answer is fixed when it is dispatched: its Down, the client's state and the key of its randomness do not
 change before the server has used it.  So the first answer that is needed brings others along, as many as fit a chunk,

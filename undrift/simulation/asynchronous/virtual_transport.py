@@ -21,7 +21,7 @@ from undrift.simulation.transport import NOBODY, visit_clients
 
 
 class VirtualTransport:
-    """Clients that take time; nothing is under way between two rounds."""
+    """Clients that take time; nothing is in flight between two rounds."""
 
     def __init__(self, clock: VirtualClock, policy: ServerPolicy):
         self.clock, self.plan, self.policy = clock, clock.plan, policy

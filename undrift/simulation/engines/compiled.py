@@ -227,7 +227,9 @@ def attempt(make: Callable[[], T]) -> T | CannotCompile:
             return make()
     except Exception as error:  # torch raises many kinds for what it cannot trace or compile
         if isinstance(error, CannotCompile):
-            return CannotCompile(*error.args)  # anew: this one holds all that it was raised in
+            return CannotCompile(
+                *error.args
+            )  # a new one: the old holds all frames it was raised in
         return CannotCompile(f"{type(error).__name__}: {first_line(error)}")
 
 

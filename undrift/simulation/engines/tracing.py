@@ -130,7 +130,7 @@ def with_floats(tree: Any, floats: Iterator[Tensor], held: Iterator[Tensor]) -> 
 
 
 def code_of(local: Any) -> Hashable:
-    """Which code a method's `local` is; raises CannotCompile for code that is made anew for every round."""
+    """Which code a method's `local` is; raises CannotCompile for code that is created again in every round."""
     if isinstance(local, MethodType):
         return code_of(local.__func__)
     if isinstance(local, partial):

@@ -21,7 +21,7 @@ from undrift.problems.protocols import Traceable
 
 @dataclass(frozen=True)
 class Packed:
-    """Something on its way to another process."""
+    """Something packed for another process."""
 
     pickled: bytes
     arrays: list[np.ndarray]

@@ -227,7 +227,7 @@ class RayTransport:
             )
 
     def _begin(self, handle: WorkerHandle) -> None:
-        """Let a worker begin: with its problem, and what the copy says that its clients remember."""
+        """Let a worker begin: with its problem, and its clients' states as the copy has them."""
         handle.node, handle.host, there = fetch(handle.actor.where.remote())
         for name, version in versions().items():
             if there[name] != version:

@@ -70,7 +70,7 @@ class Worker:
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), versions()
 
     def open(self, again: Packed) -> Packed:
-        """The problem read anew, for all workers of this node."""
+        """The problem read again, for all workers of this node."""
         return pack_problem(unpack_object(again)())
 
     def begin(self, problem: Packed, job: Packed) -> None:
