@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.compiled import interpreted, refusals  # noqa: F401 (fixtures)
 from undrift import cli
 
 torch.set_num_threads(1)

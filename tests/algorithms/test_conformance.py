@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import undrift as ud
-from tests.support.method_table import ROWS, Row
+from tests.support.method_table import FIRST, ROWS, Row, made
 from tests.support.oracles.world import make_world
 from tests.support.toy_problem import WorldProblem, gap, path
 from undrift.core.algorithm import Cohort, exchanges_of
@@ -18,14 +18,10 @@ from undrift.core.work import Solver, Work
 from undrift.simulation.catalogue import measure
 
 N, T = 5, 8
-FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method
+
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=str)
 every_method = pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
-
-
-def made(row: Row) -> Any:
-    return ud.method(row.name, **row.hyper)
 
 
 def settings(row: Row, **more: Any) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import undrift as ud
-from tests.algorithms.test_optimum import distance, quadratic
 from tests.support.mutation import mutated
 from tests.support.oracles.fednova import coefficients
 from tests.support.oracles.world import make_world
+from tests.support.quadratics import distance, quadratic
 from tests.support.toy_problem import WorldProblem, gap, path, random_cohorts
 
 N, T = 5, 24

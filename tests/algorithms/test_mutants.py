@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 import undrift as ud
-from tests.algorithms.test_oracles import distance_to_oracle, settings_of
 from tests.support.method_table import ROWS, Row
 from tests.support.mutation import mutated
+from tests.support.oracle_distance import distance_to_oracle, settings_of
 
 
 @dataclass(frozen=True)

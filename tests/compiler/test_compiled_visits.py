@@ -9,22 +9,14 @@ import torch
 from torch import Tensor
 
 import undrift as ud
-from tests.algorithms.test_conformance import made
-from tests.simulation.engines.test_compiled_engine import (
-    interpreted,
-    local_of,
-    needs_compiler,
-    ragged,
-)
-from tests.support.method_table import ROWS, Row
+from tests.support.compiled import local_of, needs_compiler, ragged
+from tests.support.method_table import ROWS, Row, made
 from tests.support.toy_problem import gap, path
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.compiler import CannotCompile, layout
 from undrift.core.records import record
 from undrift.simulation.engines.choice import Choice
 from undrift.simulation.engines.compiled import programs_of
-
-__all__ = ["interpreted"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import undrift as ud
-from tests.simulation.engines.test_compiled_engine import needs_compiler, ragged
+from tests.support.compiled import needs_compiler, ragged
 from tests.support.toy_problem import gap, path
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.compiler import inductor, step

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import undrift as ud
-from tests.algorithms.test_optimum import quadratic
+from tests.support.quadratics import quadratic
 from undrift.core.optimiser import HeavyBall
 from undrift.core.rng import Key
 from undrift.core.work import Solver, Work

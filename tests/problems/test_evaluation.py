@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift as ud
+from tests.support.small_model import X, Y, federation, mlp
 from undrift.compiler.kernels.dense import OWN_PRODUCTS, fast_layers, own_products
 from undrift.problems.evaluation import evaluate_each
 from undrift.simulation.batched_runs.problem import StackedProblem
@@ -175,3 +177,72 @@ def test_a_round_whose_evaluation_fails_is_played_once(monkeypatch: pytest.Monke
         )
         assert torch.allclose(mine.x, alone.x, rtol=0, atol=1e-9)
         assert [r.round for r in mine.history] == [1, 2, 3, 4, 5]
+
+
+def test_sequences_as_targets() -> None:
+    """Scores [n, T, classes] with a loss that turns them round: no accuracy is better than a wrong one."""
+    tokens = torch.as_tensor(np.random.default_rng(0).integers(0, 7, (40, 5)))
+
+    class Next(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.embed(x))
+
+    loss = lambda o, t: F.cross_entropy(o.transpose(1, 2), t)
+    problem = ud.federate((tokens, tokens), model=Next(), loss=loss, clients=ud.IID(4))
+    result = ud.run(ud.FedAvg(), problem, rounds=2, local=ud.Local(epochs=1, batch=4))
+    assert set(result.history[-1].metrics) == {"loss"}
+
+
+# accuracy only where it is one
+
+
+def test_one_logit_is_not_a_class() -> None:
+    loss = lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.to(o.dtype))
+    data = X, (X[:, 0] > 0).long()
+    problem = ud.federate(data, model=nn.Linear(6, 1).double(), loss=loss, clients=ud.IID(4))
+    assert set(problem.evaluate(problem.x0)) == {"loss"}
+
+
+def test_targets_to_be_ignored_do_not_count() -> None:
+    targets = torch.where(torch.arange(101) % 2 == 0, -100, 1)
+    net = nn.Linear(6, 3).double()
+    nn.init.zeros_(net.weight)
+    net.bias.data = torch.tensor([0.0, 5.0, 0.0]).double()
+    problem = ud.federate((X, targets), model=net, loss=F.cross_entropy, clients=ud.IID(4))
+    found = problem.evaluate(problem.x0)
+    assert found["accuracy"] == 1.0
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(net(X), targets).detach()))
+
+
+def test_a_test_set_of_ones_own_has_no_natural_clients() -> None:
+    who = torch.arange(101) % 5
+    names = tuple("abcde")
+    data = ud.Data(
+        "toy", (X, X[:, 0].gt(0).long()), (X[:50], X[:50, 0].gt(0).long()), who, who[:50], names, 2
+    )
+    settings: dict[str, Any] = {
+        "model": nn.Linear(6, 2).double(), "loss": F.cross_entropy, "metrics": "clients"
+    }  # fmt: skip
+    own = X[:7], X[:7, 0].gt(0).long()
+    for problem in (
+        ud.federate(data, clients=ud.Natural(), **settings),
+        ud.federate(data, own, clients=ud.Natural(), **settings),
+        ud.federate(data, clients=ud.Natural(at_least=21), **settings),
+    ):
+        found = problem.evaluate(problem.x0)
+        assert 0 <= found["client_accuracy"] <= 1
+    assert problem.N == 1 and problem.test_clients is not None
+    assert (problem.test_clients >= 0).sum() == 10
+    few = ud.federate(data, clients=ud.Natural(), test_samples=9, **settings)
+    assert few.test is not None and len(few.test[0]) == 9
+    assert few.test_clients is not None and len(few.test_clients) == 9
+
+
+def test_figures_are_those_of_samples_that_somebody_holds() -> None:
+    problem = federation(clients=[range(10), range(10, 20)], metrics="train")
+    expected = F.cross_entropy(mlp()(X[:20]), Y[:20])
+    assert problem.evaluate(problem.x0)["train_loss"] == pytest.approx(float(expected.detach()))

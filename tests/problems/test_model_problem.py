@@ -10,24 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import undrift as ud
+from tests.support.small_model import X, Y, federation, mlp
 from tests.support.toy_problem import gap, path
 from undrift.core.rng import Key
 from undrift.problems.flat import FlatModel
-
-RNG = np.random.default_rng(0)
-X = torch.as_tensor(RNG.normal(size=(101, 6)))
-Y = torch.as_tensor(RNG.integers(0, 3, size=101))
-
-
-def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def federation(**more: Any) -> ud.ModelProblem:
-    arguments: dict[str, Any] = {"model": mlp(), "loss": F.cross_entropy, "clients": ud.IID(7)}
-    return ud.federate((X, Y), **(arguments | more))
-
 
 METHODS = [
     ud.FedAvg(),
@@ -145,59 +131,6 @@ def test_frozen_and_tied_parameters() -> None:
     moved: Any = flat.module(flat.x0 + 1)
     assert torch.equal(moved[0].weight, moved[1].weight)
     assert torch.equal(moved[2].bias, frozen)
-
-
-def dropout_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 3), nn.Dropout(0.1)
-    ).double()
-
-
-def test_dropout_repeats_on_the_same_minibatch() -> None:
-    problem = federation(model=dropout_net())
-    minibatches = problem.draw(Key(0, 1), [0], [2], 5)
-    a, b, c = (problem.grad(problem.x0, minibatches, k) for k in (0, 0, 1))
-    assert torch.equal(a, b) and not torch.equal(a, c)
-    other = problem.draw(Key(1, 1), [0], [2], 5)
-    assert not torch.equal(a, problem.grad(problem.x0, other, 0))
-
-
-@pytest.mark.parametrize("local", [{"steps": 4, "batch": 5}, {"epochs": 1, "batch": 4}], ids=str)
-def test_engines_agree_with_dropout(local: dict[str, Any]) -> None:
-    problem = federation(model=dropout_net())
-    assert problem.engine == "batched"
-    settings: dict[str, Any] = {
-        "rounds": 3, "local": ud.Local(**local), "participation": ud.Uniform(3)
-    }  # fmt: skip
-    for algorithm in (ud.FedAvg(), ud.FedAvg_M_VR(0.3)):
-        a, b = (path(algorithm, problem, engine=e, **settings) for e in ("sequential", "batched"))
-        assert gap(a, b) < 1e-9
-
-
-def test_dropout_drops_the_right_share_and_keeps_the_mean() -> None:
-    flat = FlatModel(nn.Sequential(nn.Dropout(0.3), nn.Linear(1000, 1, bias=False)))
-    flat.template.train()
-    (layer,) = flat.dropouts
-    dropped = []
-    for seed in range(40):
-        layer.seed = torch.tensor(seed)
-        out = layer(torch.ones(5, 1000))
-        dropped.append(float((out == 0).float().mean()))
-        assert torch.allclose(out[out != 0], torch.tensor(1 / 0.7))
-    assert np.mean(dropped) == pytest.approx(0.3, abs=0.005)
-    assert np.std(dropped) == pytest.approx(np.sqrt(0.21 / 5000), rel=0.5)
-    flat.template.eval()
-    assert torch.equal(layer(torch.ones(5, 1000)), torch.ones(5, 1000))
-
-
-def test_channels_are_dropped_whole() -> None:
-    flat = FlatModel(nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(8, 1, 1)))
-    (layer,) = flat.dropouts
-    layer.train()
-    layer.seed = torch.tensor(3)
-    out = layer(torch.ones(6, 8, 4, 4)).flatten(2)
-    assert ((out == 0).all(-1) | (out == 2).all(-1)).all()
 
 
 def test_randomness_that_hides_in_a_model_is_seeded_and_not_batched() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.algorithms.test_optimum import quadratic
+from tests.support.quadratics import quadratic
 
 X, Y = torch.randn(20, 3), torch.arange(20) % 2
 

@@ -193,3 +193,10 @@ ROWS = [
     same("bvr-l-sgd", baselines.bvr_l_sgd, {"period": 4}, walks=True),
     same("stem", baselines.stem, {"a": 0.3, "B": 2}),
 ]
+
+
+FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method
+
+
+def made(row: Row) -> Any:
+    return ud.method(row.name, **row.hyper)

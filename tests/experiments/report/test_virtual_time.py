@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.experiments.report import test_report
-from tests.experiments.report.test_report import (
+from tests.support.run_directories import (
     ATTACK,
     BAD,
     FAST,
     SLOW,
+    page_data,
     write_comparison,
     write_run,
 )
@@ -29,9 +29,6 @@ from undrift.experiments.report.load import (
     read_timing,
 )
 from undrift.experiments.report.plots import choose_bins
-
-browser, report = test_report.browser, test_report.report  # fixtures
-_data = test_report._data  # pyright: ignore[reportPrivateUsage]
 
 
 def visit(client: int, order: int, *times: float, fate: str = "arrives") -> dict[str, Any]:
@@ -205,7 +202,7 @@ def test_runs_with_and_without_a_clock_in_one_report(tmp_path: Path) -> None:
     clocked = made(tmp_path / "timed", FAST)
     plain = write_run(tmp_path / "plain", SLOW, name="other")
     page = write_report([clocked, plain], tmp_path / "out")
-    assert [each["label"] for each in _data(page)["charts"]["gantt"]] == ["fedavg"]
+    assert [each["label"] for each in page_data(page)["charts"]["gantt"]] == ["fedavg"]
     with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
         rounds = list(csv.DictReader(file))
     assert [rounds[i]["staleness_mean"] for i in (1, 11)] == ["1.0", ""]
@@ -215,7 +212,7 @@ def test_a_clock_without_an_account_has_no_section(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", [0.1, 0.2], virtual=[1.0, 2.0])
     assert load_runs([run]).runs[0].timing is None
     page = write_report([run], tmp_path / "out")
-    charts = _data(page)["charts"]
+    charts = page_data(page)["charts"]
     assert charts["gantt"] == charts["staleness"] == [] and 'id="time"' not in page.read_text()
 
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -16,18 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 
 import undrift as ud
 from tests.support.killed_runs import EVERY_7, ROUNDS, settings
-from undrift.core.records import record
 from undrift.experiments.runs import files, running
 from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
-from undrift.experiments.runs.files import Draft, Lines, holds, lock, read_lines, write_aside
+from undrift.experiments.runs.files import read_lines
 from undrift.experiments.runs.recorded import Recording, recorded
-from undrift.experiments.runs.tree import classes_in, from_json, to_json
 from undrift.simulation.api import RunConfig
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.results import State
@@ -197,30 +192,6 @@ def test_killed_before_its_first_checkpoint_a_run_begins_anew(whole: Path, tmp_p
     assert same(finished(folder), whole)
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_draft_is_a_safetensors_file_again_and_again(
-    direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not direct:
-        monkeypatch.delattr(os, "O_DIRECT", raising=False)
-    draft = Draft()
-    for size in (1, 1000, 4096, 7):  # it grows, and a smaller file leaves nothing of a larger one
-        content = {
-            "flags": torch.arange(size) % 3 == 0,
-            "rows": torch.randn(size, 5),
-            "nothing": torch.empty(0, 3, dtype=torch.float64),
-            "number": torch.tensor(1.5, dtype=torch.float64),
-            "clients": torch.arange(size),
-        }
-        draft.fill(content)
-        written, crc = draft.write(tmp_path / "file")
-        data = (tmp_path / "file").read_bytes()
-        assert (len(data), zlib.crc32(data)) == (written, crc)
-        found = load(data)
-        assert found.keys() == content.keys()
-        assert all(torch.equal(found[name], t) for name, t in content.items())
-
-
 @pytest.mark.parametrize("file", [r"clients-(\d+)-.*", r"(\d+)\.safetensors", r"(\d+)\.json"])
 def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
     file: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -305,85 +276,6 @@ def test_a_run_that_diverges_is_recorded_as_far_as_it_went(tmp_path: Path) -> No
     assert result["rounds"] < 40 and "finite" in result["stopped"]
 
 
-def test_one_directory_one_process(tmp_path: Path) -> None:
-    held = lock(tmp_path)
-    with pytest.raises(ud.InvalidInput, match="in use by another process"):
-        lock(tmp_path)
-    held.release()
-    lock(tmp_path).release()
-
-
-def test_a_file_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_aside(path, b"old")
-
-    def no_room(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", no_room)
-    with pytest.raises(OSError, match="No space"):
-        write_aside(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_lines_can_be_cut_back(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "x.jsonl")
-    lines.add({"a": 1})
-    mark = lines.mark()
-    lines.add({"a": 2})
-    lines.close()
-    assert holds(tmp_path / "x.jsonl", mark)
-    again = Lines(tmp_path / "x.jsonl", mark["bytes"], mark["crc32"])
-    again.add({"a": 3})
-    again.close()
-    with (tmp_path / "x.jsonl").open("ab") as file:
-        file.write(b'{"a": 4')  # being written when the process was killed
-    assert [line["a"] for line in read_lines(tmp_path / "x.jsonl")] == [1, 3]
-    assert not holds(tmp_path / "x.jsonl", {"bytes": mark["bytes"], "crc32": 1})
-
-
-# records as tensors and JSON
-
-
-@record
-class Leaf:
-    x: torch.Tensor
-    name: str | None
-
-
-@record
-class Node:
-    parts: tuple[Leaf, ...]
-    count: int
-
-
-plain_values = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
-leaves = st.builds(lambda n, s: Leaf(torch.arange(n), s), st.integers(0, 4), st.none() | st.text())
-trees = st.recursive(
-    plain_values | leaves,
-    lambda inner: (
-        st.lists(inner).map(tuple)
-        | st.builds(lambda parts, n: Node(tuple(parts), n), st.lists(leaves), st.integers())
-    ),
-)
-
-
-@given(trees)
-def test_records_come_back_as_they_were(tree: object) -> None:
-    found: dict[str, torch.Tensor] = {}
-    shape = json.loads(json.dumps(to_json(tree, found, "t")))
-    kinds = classes_in([Node((), 0), Leaf(torch.zeros(1), None)])
-    back = from_json(shape, found, kinds)
-    other: dict[str, torch.Tensor] = {}
-    assert to_json(back, other, "t") == to_json(tree, {}, "t")
-    assert found.keys() == other.keys() and all(torch.equal(found[k], other[k]) for k in found)
-
-
-def test_a_record_holds_no_code() -> None:
-    with pytest.raises(TypeError, match="plain values"):
-        to_json((print,), {}, "t")
-
-
 # states larger than memory
 
 
@@ -400,44 +292,6 @@ def test_states_beyond_their_budget_lie_in_a_file_and_are_the_same(tmp_path: Pat
         assert not r.state.clients.mapped
     assert states is not None and states.mapped
     assert same(tmp_path / "a", tmp_path / "b")
-
-
-def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
-    """A gigabyte of states under a limit of memory that could not hold it."""
-    code = """
-import resource, sys, torch
-from pathlib import Path
-from undrift.core.records import record
-from undrift.experiments.runs import checkpoint
-from undrift.simulation.client_states import ClientStates
-@record
-class C:
-    c: torch.Tensor
-states = ClientStates(C(torch.zeros(250_000)), budget=10**7, folder=Path(sys.argv[1]))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-resource.setrlimit(resource.RLIMIT_DATA, (600 * 2**20, 600 * 2**20))
-for first in range(0, 1000, 10):
-    rows = torch.full((10, 250_000), float(first))
-    states.scatter(range(first, first + 10), C(rows))
-assert states.mapped and float(states.gather([995]).c[0, 7]) == 990.0 and float(states.gather([2000]).c.sum()) == 0
-"""
-    told = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert told.returncode == 0, told.stderr
-    assert not list(tmp_path.iterdir()), "the file has no name"
-
-
-def test_a_disk_too_small_for_states_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(fd: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
-    states = ClientStates(Leaf(torch.zeros(4), None), budget=1, folder=tmp_path)
-    with pytest.raises(ud.InvalidInput, match="on disk in .*No space left"):
-        states.scatter([0, 1], Leaf(torch.zeros(2, 4), None))
 
 
 def test_runs_side_by_side_share_the_memory_for_states(

@@ -1,4 +1,4 @@
-"""Sweeps: fair budgets, the papers' grids, resuming, data to choose by."""
+"""Whole sweeps: trials in turn, best.toml, pruning, searching, resuming."""
 
 import csv
 import random
@@ -8,25 +8,18 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
 
 import undrift as ud
-from undrift.cli.sweeps import compared, introduction, swept
+from tests.support.small_sweep import FEW, SPACE, experiment, problem_of
+from undrift.cli.sweeps import compared, swept
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import METHODS
 from undrift.data.registry import DATASETS, Data, dataset
 from undrift.experiments.config import read
-from undrift.experiments.config.federation import Federation, federation
-from undrift.experiments.runs.files import lock
+from undrift.experiments.config.federation import Federation
 from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps import (
-    SPACES,
     Plan,
     Range,
     Row,
@@ -36,223 +29,15 @@ from undrift.experiments.sweeps import (
     opened,
     planned,
     run_sweep,
-    space_of,
     sweeping,
 )
 from undrift.experiments.sweeps.chosen import (
-    averaging,
-    check_values,
-    edges,
-    method_words,
     with_methods,
 )
 from undrift.experiments.sweeps.plan import searches
-from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, read_space, space_from, space_words
+from undrift.experiments.sweeps.space import space_from, space_words
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.simulation.api import prepare
-from undrift.simulation.catalogue import EXAMPLES
-
-LR = {"local.lr": (0.05, 0.3, 1.0)}
-SPACE = Space("mine", common=LR, rows=(Row("scaffold-m", {"beta": (0.2, 0.6)}),))
-FEW = {"local.lr": (0.05, 0.3)}
-
-
-def experiment(*methods: str, **words) -> ud.Experiment:
-    """A tiny federation of digits."""
-    small = {
-        "rounds": 4,
-        "threads": 1,
-        "engine": "sequential",  # faster than vmap with so little to do
-        "clients": {"partition": "dirichlet", "number": 6, "alpha": 0.3},
-        "model": {"name": "logistic"},
-        "participation": {"per_round": 3},
-        "local": {"steps": 2, "batch": 8},
-    }
-    return ud.Experiment(**{**small, "algorithms": {name: {} for name in methods}, **words})
-
-
-def problem_of(e: ud.Experiment, seed: int = 0) -> ud.ModelProblem:
-    return federation(e, seed).problem
-
-
-# named spaces
-
-TINY = experiment("fedavg")
-PROBLEM = problem_of(TINY)
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_a_named_space_has_only_parameters_and_values_that_its_methods_take(name):
-    space = SPACES[name]
-    sampler = {"sampler": "random", "trials": 3} if name == "search" else {}
-    for row in space.rows:
-        e = experiment(algorithms={row.method: dict(row.when)})
-        (search,) = searches(e, Plan(space, **sampler))
-        assert search.has_row and set(row.choices) <= set(search.choices)
-        check_values(e, search, PROBLEM)
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_a_method_without_a_row_has_what_is_common(name):
-    for method in set(METHODS) - {row.method for row in SPACES[name].rows}:
-        e = experiment(algorithms={method: EXAMPLES.get(method, {})})
-        (search,) = searches(e, Plan(SPACES[name], trials=3, sampler="random"))
-        assert search.choices == SPACES[name].common and not search.has_row
-        check_values(e, search, PROBLEM)
-
-
-def test_the_grids_have_as_many_points_as_in_the_papers():
-    def points(space, method, **parameters):
-        e = experiment(algorithms={method: parameters})
-        return searches(e, Plan(space_of(space)))[0].trials
-
-    assert points("ghbm-lenet", "fedavg") == 3 * 3 * 3  # eta, eta_l, wd
-    assert points("ghbm-lenet", "ghbm") == 3 * 3 * 4 * 3
-    assert points("ghbm-resnet20", "fedhbm") == 2 * 2 * 3 * 2
-    assert points("ghbm-resnet20", "adabest") == 3 * 3 * 2
-    assert points("ghbm-resnet20", "mime") == 2 * 2 * 2
-    assert points("ghbm-resnet20", "mime", opt="sgdm") == 4 * 4 * 3 * 2
-    assert points("ghbm-lenet", "mimelite", opt="sgdm") == 3 * 3 * 2 * 3
-    assert points("ghbm-shakespeare", "fedprox") == 3 * 3 * 4 * 3
-    assert points("ghbm-stackoverflow", "fedcm") == 4 * 3  # no row: FedAvg's eta_l, and wd
-    assert points("momentum", "scaffold-m") == 5 * 4 and points("momentum", "scaffold") == 5
-    assert points("fedgm", "fedgm") == 10 * 3 * 3 and points("fedgm", "fedavgm") == 10 * 3
-    assert points("fednova", "fedprox") == 5 * 4 and points("fednova", "fednova") == 5 * 5
-
-
-def test_table_7_server_momentum_is_undampened():
-    (search,) = searches(experiment("fedavgm"), Plan(space_of("ghbm-lenet")))
-    assert search.points is not None
-    for point in search.points:
-        words = method_words(experiment("fedavgm"), "fedavgm", point, PROBLEM)
-        made = with_methods(TINY, {"fedavgm": words}).methods["fedavgm"].make()
-        eta, beta = float(point["eta"]), float(point["beta"])
-        assert made == ud.FedGM(eta=eta / (1 - beta), beta=beta, nu=1.0)
-
-
-def double(e: ud.Experiment) -> ud.ModelProblem:
-    """Small data in float64, the same number of samples for everyone."""
-    X = torch.randn(24, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    model = nn.Linear(3, 2).double()
-    return ud.federate(
-        (X, torch.arange(24) % 2), model=model, loss=F.cross_entropy, clients=ud.IID(4)
-    )
-
-
-def test_table_7_fedcm_steps_so_much_of_plain_averaging():
-    e = experiment("fedcm", local={"epochs": 2, "batch": 3, "lr": 0.3})
-    problem = double(e)
-    assert averaging(e.local_of("fedcm"), problem) == pytest.approx(0.3 * 4)
-
-    def moved(part):
-        words = method_words(e, "fedcm", {GAMMA: part, "alpha": 0.5}, problem)
-        chosen = with_methods(e, {"fedcm": words})
-        method, local = chosen.methods["fedcm"].make(), chosen.local_of("fedcm")
-        return ud.run(method, problem, rounds=1, local=local, engine="sequential").x - problem.x0
-
-    assert torch.allclose(moved(0.1), 0.1 * moved(1.0), rtol=1e-9, atol=0)
-    plain = ud.FedCM(alpha=0.5)
-    x = ud.run(plain, problem, rounds=1, local=e.local_of("fedcm"), engine="sequential").x
-    assert torch.equal(moved(1.0), x - problem.x0)
-
-
-def test_table_7_mime_has_undampened_momentum():
-    e = experiment(algorithms={"mime": {"opt": "sgdm"}}, local={"steps": 1, "batch": "all"})
-    problem = double(e)
-    chosen = {"server_lr": 0.5, UNDAMPENED: 0.2, "beta": 0.9}
-    chosen = with_methods(e, {"mime": method_words(e, "mime", chosen, problem)})
-    method, local = chosen.methods["mime"].make(), chosen.local_of("mime")
-    x, m = problem.x0.clone(), torch.zeros_like(problem.x0)
-    for r in ud.rounds(method, problem, rounds=3, local=local, engine="sequential"):  # everyone
-        c = sum((problem.full_grad(x, [i]) for i in range(problem.N)), 0 * x) / problem.N
-        x, m = x - 0.5 * 0.2 * (c + 0.9 * m), 0.9 * m + c
-        assert torch.allclose(r.x, x, rtol=1e-9, atol=1e-12)
-
-
-def test_gamma_needs_fixed_work():
-    e = experiment("fedcm", local={"steps": {"low": 1, "high": 3}})
-    with pytest.raises(InvalidInput, match="constant lr and a fixed number"):
-        method_words(e, "fedcm", {GAMMA: 0.5}, PROBLEM)
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_a_space_is_the_same_after_toml(name):
-    assert space_from(space_words(SPACES[name]), name) == SPACES[name]
-
-
-def test_a_space_of_ones_own(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        "[common]\nlocal.lr = [0.1, 1.0]\n"
-        '[[method]]\nname = "mime"\nwhen = {opt = "sgdm"}\nbeta = {low = 0.1, high = 0.9}\n'
-    )
-    space = space_of(str(file))
-    assert space.common == {"local.lr": (0.1, 1.0)}
-    assert space.rows == (Row("mime", {"beta": Range(0.1, 0.9)}, {"opt": "sgdm"}),)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("common = 3", r"one \[common\]"),
-        ("[commons]\nbeta = [1]", "unknown key of a space: 'commons'; did you mean 'common'"),
-        ("[[method]]\nbeta = [1]", "needs its name"),
-        ('[[method]]\nname = "fedavgg"', "unknown method 'fedavgg'; did you mean 'fedavg'"),
-        ("[common]\nlocal.lr = 0.1", "lr: give a list of values or a range, got 0.1"),
-        ("[common]\nlocal.lr = []", "give a list of values"),
-        ("[common]\nlocal.lr = [0.1, 0.1]", "has a value twice"),
-        ("[common]\nlocal.lr = {low = 1, high = 0.5}", "from low to high"),
-        ("[common]\nlocal.lr = {low = 0, high = 0.5, log = true}", "begins above zero"),
-        ("[common]\nlocal.lr = {from = 0}", "a range is written"),
-        ("[common", "is not TOML"),
-    ],
-)
-def test_a_wrong_space_file_is_refused(tmp_path, text, message):
-    file = tmp_path / "mine.toml"
-    file.write_text(text)
-    with pytest.raises(InvalidInput, match=message):
-        read_space(file)
-
-
-# budgets
-
-
-def test_budgets_are_equal_and_small_grids_are_exhausted():
-    e = experiment("fedavg", "scaffold-m")
-    whole = searches(e, Plan(SPACE))
-    assert [s.trials for s in whole] == [3, 6]
-    few = searches(e, Plan(SPACE, trials=4))
-    assert [s.trials for s in few] == [3, 4]
-    drawn = few[1].points
-    assert drawn is not None and len({tuple(p.items()) for p in drawn}) == 4
-    assert drawn != searches(e, Plan(SPACE, trials=4, seed=1))[1].points
-    for sampler in ("random", "tpe"):  # nothing to search in what can be tried whole
-        fedavg, scaffold = searches(e, Plan(SPACE, trials=4, sampler=sampler))
-        assert fedavg.points == whole[0].points and scaffold.points is None
-
-
-def test_the_introduction_says_what_is_unequal():
-    e = experiment("fedavg", "scaffold-m", "fedgm")
-    said = list(introduction(planned(e, Plan(SPACE, trials=4, seeds=2))))
-    assert "every method: at most 4 trials of 4 rounds with 2 seeds" in said
-    assert "fedavg: the grid has 3 points, the rest of the budget stays unspent" in said
-    assert "scaffold-m: 4 of 6 points of the grid, drawn without replacement" in said
-    assert "fedgm: no row in space mine; only what is common: local.lr" in said
-    assert any("training samples held out" in line and "test data unseen" in line for line in said)
-    said = list(introduction(planned(experiment("scaffold"), Plan(space_of("fedgm"), validate=0))))
-    assert "scaffold: space fedgm has nothing to choose; tried once as it is" in said
-    assert any("test data, as in the papers" in line for line in said)
-
-
-# whole sweeps
-
-
-@pytest.fixture(scope="module")
-def swept_once(tmp_path_factory):
-    """A sweep of two methods, the whole grid, two seeds."""
-    directory = tmp_path_factory.mktemp("sweeps") / "once"
-    e, plan = experiment("fedavg", "scaffold-m", rounds=6), Plan(SPACE, seeds=2, last=3)
-    return e, plan, directory, list(run_sweep(e, plan, directory))
 
 
 def test_every_method_has_its_trials_in_turn(swept_once):
@@ -504,112 +289,6 @@ def test_a_sweep_that_is_left_early_goes_on(tmp_path, swept_once):
     assert everything(tmp_path / "early") == everything(directory)
 
 
-# data to choose by
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
-    fraction=st.floats(0.05, 0.9),
-    seed=st.integers(0, 2**32),
-)
-def test_held_out_data_are_nobodys(sizes, fraction, seed):
-    n = sum(sizes) + 30
-    ends = np.cumsum(sizes)
-    clients = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    clients.append(np.arange(n - 30, n))  # so that something can be held out
-    X = torch.arange(n, dtype=torch.float32)[:, None]
-    whole = ud.federate(
-        (X, torch.arange(n) % 2), model=nn.Linear(1, 2), loss=F.cross_entropy, clients=clients
-    )
-    part = with_held_out(whole, fraction, seed)
-    assert part.test is not None
-    held = set(part.test[0].flatten().long().tolist())
-    kept = [set(part.samples(i).tolist()) for i in range(part.N)]
-    assert all(kept) and not held & set().union(*kept)
-    for i, client in enumerate(clients):
-        assert kept[i] | (held & set(client.tolist())) == set(client.tolist())
-        assert abs(len(held & set(client.tolist())) - fraction * len(client)) <= 1
-    again = with_held_out(whole, fraction, seed)
-    assert again.test is not None and torch.equal(again.test[0], part.test[0])
-
-
-def test_a_shared_sample_is_held_out_of_all_its_clients():
-    X = torch.arange(10.0)[:, None]
-    whole = ud.federate(
-        (X, torch.arange(10) % 2),
-        model=nn.Linear(1, 2),
-        loss=F.cross_entropy,
-        clients=ud.IID(40, size=4),
-    )
-    part = with_held_out(whole, 0.5, seed=0)
-    assert part.test is not None
-    held = set(part.test[0].flatten().long().tolist())
-    kept = [set(part.samples(i).tolist()) for i in range(part.N)]
-    assert held and all(kept) and not held & set().union(*kept)
-
-
-def test_nothing_held_out_is_an_error():
-    X = torch.zeros(3, 1)
-    lonely = ud.federate(
-        (X, torch.arange(3)), model=nn.Linear(1, 3), loss=F.cross_entropy, clients=ud.IID(3)
-    )
-    with pytest.raises(InvalidInput, match="holds out nothing"):
-        with_held_out(lonely, 0.5, seed=0)
-
-
-def test_test_data_are_not_looked_at_unless_asked_for(tmp_path):
-    @dataset("coins")
-    def coins(other: bool = False) -> Data:
-        random = torch.Generator().manual_seed(0)
-        X, Y = torch.randn(90, 4, generator=random), torch.arange(90) % 3
-        test = X[:30] + 9 * other, Y[:30]
-        return Data("coins", (X + Y[:, None], Y), test, classes=3)
-
-    def qualities(validate: float, other: bool):
-        clients = {"partition": "iid", "number": 6}
-        e = experiment("fedavg", data={"name": "coins", "other": other}, clients=clients)
-        plan = Plan(Space("lr", common=FEW), validate=validate)
-        place = tmp_path / f"{validate} {other}"
-        return [t.outcome.qualities for t in run_sweep(e, plan, place)]
-
-    try:
-        assert qualities(0.2, other=False) == qualities(0.2, other=True)
-        assert qualities(0, other=False) != qualities(0, other=True)
-    finally:
-        DATASETS.pop("coins")
-
-
-# edges
-
-
-def flagged(method: str, choices: dict, chosen: dict) -> list[str]:
-    space = Space("edges", rows=(Row(method, choices),))
-    (search,) = searches(experiment(method), Plan(space, trials=2, sampler="random"))
-    return [line.split(" is at")[0] for line in edges(experiment(method), search, chosen, PROBLEM)]
-
-
-def test_a_best_value_at_the_edge_is_flagged_if_there_is_anything_beyond():
-    lr = {"local.lr": (0.1, 1.0, 0.3)}
-    assert flagged("fedavg", lr, {"local.lr": 1.0}) == ["local.lr = 1"]
-    assert flagged("fedavg", lr, {"local.lr": 0.1}) == ["local.lr = 0.1"]
-    assert flagged("fedavg", lr, {"local.lr": 0.3}) == []
-    assert flagged("fedavg", {"local.lr": (0.1,)}, {"local.lr": 0.1}) == []
-    assert flagged("fedhbm", {"beta": (0.9, 1.0)}, {"beta": 1.0}) == []  # 1 is the largest there is
-    assert flagged("fedhbm", {"beta": (0.9, 0.99)}, {"beta": 0.99}) == ["beta = 0.99"]
-    assert flagged("ghbm", {"tau": (1, 5)}, {"tau": 1}) == []
-    assert flagged("ghbm", {"tau": (1, 5)}, {"tau": 5}) == ["tau = 5"]
-    assert flagged("fedavgm", {"dampened": (True, False)}, {"dampened": True}) == []
-    assert flagged("mime", {"opt": ("sgd", "sgdm")}, {"opt": "sgd"}) == []
-    wide = {"local.lr": Range(0.01, 1.0, log=True)}
-    assert flagged("fedavg", wide, {"local.lr": 0.98}) == ["local.lr = 0.98"]
-    assert flagged("fedavg", wide, {"local.lr": 0.5}) == []
-    assert (
-        flagged("fedavg", {"local.weight_decay": Range(0.0, 1.0)}, {"local.weight_decay": 0.0})
-        == []
-    )
-
-
 def test_the_end_of_a_sweep_is_said(tmp_path, capsys):
     swept(experiment("fedavg"), Plan(Space("lr", common=FEW), seeds=2), tmp_path / "s")
     compared(tmp_path / "s", quiet=True)
@@ -619,75 +298,3 @@ def test_the_end_of_a_sweep_is_said(tmp_path, capsys):
     assert (tmp_path / "s" / "compare" / "result.json").exists()
     swept(experiment("fedavg"), Plan(Space("lr", common=FEW), seeds=2), tmp_path / "s", quiet=True)
     assert capsys.readouterr().out == ""
-
-
-# bad input
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"trials": 0}, r"trials must lie in \[1, inf\)"),
-        ({"seeds": 0}, r"seeds must lie in \[1, inf\)"),
-        ({"sampler": "gird"}, "unknown sampler 'gird'; did you mean 'grid'"),
-        ({"validate": 1.0}, r"validate must lie in \[0, 1\)"),
-        ({"sampler": "tpe"}, "sampler tpe needs a number of trials"),
-        ({"space": space_of("search")}, "space search has a range for local.lr of fedavg"),
-        ({"space": Space("x", rows=(Row("fedavg", {"beta": (1,)}),))}, "unknown parameter of fedavg: 'beta'"),
-        ({"space": Space("x", common={GAMMA: (1,)})}, "unknown parameter of fedavg: 'gamma"),
-        ({"space": Space("x", common={"local.lr": (0.1, -1.0)})}, "lr must lie in"),
-    ],
-)  # fmt: skip
-def test_a_wrong_plan_is_refused_before_anything_is_written(tmp_path, words, message):
-    with pytest.raises(InvalidInput, match=message):
-        run_sweep(experiment("fedavg"), Plan(**{"space": SPACE, **words}), tmp_path / "s")
-    assert not (tmp_path / "s").exists()
-
-
-def test_an_unknown_space_is_refused():
-    with pytest.raises(InvalidInput, match="unknown space 'quik'; did you mean 'quick'"):
-        space_of("quik")
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        space_of("nowhere.toml")
-
-
-def test_a_method_that_cannot_run_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="full participation"):
-        run_sweep(experiment("vrl-sgd"), Plan(SPACE), tmp_path / "s")
-
-
-def test_another_sweep_in_the_directory_is_refused(tmp_path, swept_once):
-    e, plan, directory, _ = swept_once
-    before = {path: path.read_bytes() for path in directory.iterdir()}
-    with pytest.raises(
-        InvalidInput, match="another sweep: experiment.rounds is 6 there and 7 here"
-    ):
-        run_sweep(experiment("fedavg", "scaffold-m", rounds=7), plan, directory)
-    with pytest.raises(InvalidInput, match="another sweep: sweep.validate is 0.1 there and 0.2"):
-        run_sweep(e, Plan(SPACE, seeds=2, last=3, validate=0.2), directory)
-    assert {path: path.read_bytes() for path in directory.iterdir()} == before
-    (tmp_path / "letter.txt").write_text("precious")
-    with pytest.raises(InvalidInput, match="exists and is no sweep"):
-        run_sweep(e, plan, tmp_path)
-    with pytest.raises(InvalidInput, match="is not a sweep"):
-        opened(tmp_path)
-    held = lock(directory)
-    try:
-        with pytest.raises(InvalidInput, match="in use"):
-            next(run_sweep(e, plan, directory))
-    finally:
-        held.release()
-
-
-def test_a_broken_database_is_named(tmp_path):
-    list(run_sweep(experiment("fedavg", rounds=1), Plan(SPACE), tmp_path))
-    (tmp_path / "sweep.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(InvalidInput, match="sweep.db cannot be used"):
-        next(run_sweep(experiment("fedavg", rounds=1), Plan(SPACE), tmp_path))
-
-
-def test_without_optuna_it_is_said_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InvalidInput, match=r'pip install "undrift\[sweep\]"'):
-        run_sweep(experiment("fedavg"), Plan(SPACE), tmp_path / "s")
-    assert not (tmp_path / "s").exists()

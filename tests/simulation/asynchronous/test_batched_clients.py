@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import undrift as ud
-from tests.simulation.asynchronous.test_virtual_time import FIRST, ROUGH, SEVERAL_EXCHANGES
-from tests.support.method_table import ROWS, Row
+from tests.support.method_table import FIRST, ROWS, Row
+from tests.support.population import ROUGH, SEVERAL_EXCHANGES
 from tests.support.toy_problem import path
 from undrift.simulation.engines.choice import Choice
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import undrift as ud
-from tests.algorithms.test_optimum import N, P, quadratic
 from tests.support.oracles import closed_forms
+from tests.support.quadratics import N, P, quadratic
 from tests.support.toy_problem import gap
 
 PACES = ud.Table([1.0, 0.3, 2.0, 0.5, 1.4, 0.8])

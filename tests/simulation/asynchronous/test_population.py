@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
-from tests.algorithms.test_optimum import quadratic
+from tests.support.quadratics import quadratic
 from undrift.simulation.asynchronous.availability import NEVER
 
 HOUR, DAY = 3600.0, 86400.0

@@ -16,24 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undrift as ud
-from tests.algorithms.test_optimum import quadratic
-from tests.support.method_table import ROWS, Row
+from tests.support.method_table import FIRST, Row
 from tests.support.oracles.world import make_world
+from tests.support.population import ROUGH, SEVERAL_EXCHANGES
+from tests.support.quadratics import quadratic
 from tests.support.toy_problem import WorldProblem, path
 from undrift.core.records import map_tensors, tensors
 from undrift.simulation.asynchronous.async_state import AsyncSnapshot
 
 N, T = 6, 10
-FIRST = list({row.name: row for row in reversed(ROWS)}.values())[::-1]  # a row a method
-every_method = pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
 
-ROUGH = ud.Population(
-    pace=ud.LogNormal(1.0, sigma=0.8),
-    link=ud.Link(latency=0.2, down=ud.Tiers([200.0, 1000.0]), up=ud.Tiers([100.0, 500.0])),
-    availability=ud.Chance(0.7, every=20.0),
-    dropout=ud.Dropout(before=0.1, after=0.1),
-    jitter=0.3,
-)
+
+every_method = pytest.mark.parametrize("row", FIRST, ids=lambda row: row.name)
 
 
 def settings_of(row: Row) -> dict[str, Any]:
@@ -41,9 +35,6 @@ def settings_of(row: Row) -> dict[str, Any]:
     who = ud.Uniform(3) if row.partial else ud.Everyone()
     local = ud.Local(steps=steps, lr=0.05, **row.local)
     return {"rounds": T, "participation": who, "local": local, "seed": 7}
-
-
-SEVERAL_EXCHANGES = ("mime", "ce-lsgd", "bvr-l-sgd")
 
 
 # the synchronous limit
@@ -185,7 +176,7 @@ GO_ON = """
 import json, sys, torch, undrift as ud
 sys.path.insert(0, ".")
 from tests.simulation.asynchronous.test_virtual_time import SAME, rebuilt
-from tests.algorithms.test_optimum import quadratic
+from tests.support.quadratics import quadratic
 for line in sys.stdin:
     pause, state = json.loads(line)
     run = ud.run(ud.FedAsync(), quadratic(N=8), start=rebuilt(pause, state), **SAME)

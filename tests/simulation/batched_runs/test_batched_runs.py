@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import undrift as ud
-from tests.algorithms.test_conformance import made
-from tests.experiments.sweeps.test_sweep import SPACE, experiment
-from tests.support.method_table import ROWS, Row
+from tests.support.method_table import ROWS, Row, made
+from tests.support.small_sweep import SPACE, experiment
 from tests.support.toy_problem import PlainFedAvg
 from undrift.compiler import inductor, step
 from undrift.compiler.kernels import small_products

@@ -1,7 +1,5 @@
-"""Engines agree, repeat themselves bit for bit, and say so when they cannot do what was asked."""
+"""The compiled engine: as the others and itself bit for bit, and each program compiled once."""
 
-import logging
-from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -12,61 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift as ud
-from tests.algorithms.test_conformance import made
-from tests.algorithms.test_optimum import quadratic
-from tests.support.method_table import ROWS, Row
+from tests.support.compiled import TracedWorld, local_of, needs_compiler, ragged
+from tests.support.method_table import ROWS, Row, made
 from tests.support.oracles.world import make_world
-from tests.support.toy_problem import PlainFedAvg, WorldProblem, gap, path
+from tests.support.quadratics import quadratic
+from tests.support.toy_problem import PlainFedAvg, gap, path
 from undrift.algorithms.fedavg import Up
 from undrift.compiler import inductor
 from undrift.compiler import step as steps
 from undrift.compiler.kernels import gather as gathering
 from undrift.compiler.kernels import products, small_products
-from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose, cpp_compiler
+from undrift.simulation.engines.choice import Choice
 from undrift.simulation.engines.compiled import PROGRAMS
 
 compiled = import_module(
     "undrift.simulation.engines.compiled"
 )  # whose name in the package is the engine's
-
-needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
-
-
-class TracedWorld(WorldProblem):
-    """The oracles' federation with a gradient that can be traced, its vector in two pieces."""
-
-    pieces = [1, 3]
-
-    def resident(self) -> tuple[Tensor, Tensor]:
-        return self.A, self.b
-
-    def inputs(self, minibatches: Any, K: int, batch: int | None) -> list[tuple[Tensor, ...]]:
-        clients, samples = minibatches
-        return [(torch.tensor(clients), each) for each in samples.unbind(1)]
-
-    def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: Any) -> Tensor:
-        A, b = resident
-        which = tuple(minibatch)
-        g = (A[which] @ y.unsqueeze(-1)).squeeze(-1) - b[which]
-        return torch.cat(g.split(self.pieces, 1), 1)  # as a model's gradient is put together
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced steps are run as traced: all of the compiled engine but the compiler."""
-    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))
-
-
-@pytest.fixture
-def refusals(caplog: pytest.LogCaptureFixture) -> Any:
-    caplog.set_level(logging.WARNING, logger="undrift")
-    return lambda: [r.getMessage() for r in caplog.records if "not compiled" in r.getMessage()]
-
-
-def local_of(row: Row, **more: Any) -> ud.Local:
-    steps = [4, 2, 3, 1, 5, 3] if row.unequal else 3
-    return ud.Local(**({"steps": steps, "lr": 0.05, "decay": 0.9} | row.local | more))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -78,18 +37,6 @@ def test_traced_steps_are_the_methods_own(row: Row, interpreted: None, refusals:
     ours = path(made(row), problem, engine="compiled", **settings)
     assert gap(ours, path(made(row), problem, **settings)) < 1e-9
     assert refusals() == []
-
-
-def ragged(dtype: torch.dtype = torch.float64, **more: Any) -> Any:
-    """A small network on clients of unequal size."""
-    torch.manual_seed(3)
-    X, Y = torch.randn(60, 5, dtype=dtype), torch.randint(0, 3, (60,))
-    sizes = [4, 11, 7, 16, 9, 13]
-    starts = np.cumsum([0, *sizes])
-    clients = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
-    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
-    kinds: dict[str, Any] = {"model": net, "loss": F.cross_entropy, "clients": clients}
-    return ud.federate((X, Y), **(kinds | more))
 
 
 @pytest.mark.parametrize(
@@ -203,31 +150,6 @@ def test_compiled_products_of_large_layers(
     assert refusals() == []
 
 
-@pytest.mark.parametrize(("capability", "bits"), [("default", 1), (None, None)])
-def test_programs_on_disk_are_told_apart_by_what_they_were_made_for(
-    capability: str | None, bits: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Machine code of another processor, or for another number of threads, would crash or be slow."""
-    from torch._inductor import config
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    if capability is not None:
-        monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    with inductor.inductor_config():
-        assert config.cpp.simdlen == (bits or pick_vec_isa().bit_width() or 1)
-        assert config.cpp.threads == 3
-
-
-@pytest.mark.parametrize(
-    ("numbers", "kept"), [(inductor.MAX_CACHED_CONSTANTS, True), (10**6, False)]
-)
-def test_programs_with_large_frozen_parts_are_not_kept(numbers: int, kept: bool) -> None:
-    frozen = torch.ones(numbers)
-    module, _ = inductor.trace(lambda x: [x + frozen], [torch.ones(1)], lambda graph: True)
-    assert (inductor.constants_in(module) <= inductor.MAX_CACHED_CONSTANTS) is kept
-
-
 @needs_compiler
 def test_convolutions_are_right_where_somebody_compiles_them(refusals: Any) -> None:
     torch.manual_seed(0)
@@ -239,31 +161,6 @@ def test_convolutions_are_right_where_somebody_compiles_them(refusals: Any) -> N
     ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
     assert refusals() == []
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda t: t.fill_(torch.nan),
-        lambda t: t.mul_(1.01),
-        lambda t: t,
-        lambda t: t.mul_(1 + 1e-10),
-    ],
-)
-def test_a_program_that_computes_something_else_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, refusals: Any, wrong: Callable[[Tensor], Tensor]
-) -> None:
-
-    def build(graph: Any, *_: Any) -> Any:
-        is_step = not next(iter(graph.graph.find_nodes(op="output"))).args[0]
-        return lambda args: wrong(args[0]) if is_step else graph(*args)
-
-    monkeypatch.setattr(inductor, "build", build)
-    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
-    assert gap(ours, path(ud.FedAvg(), ragged(), **settings)) < 1e-9
-    (line,) = refusals()
-    assert "its program computes something else" in line
 
 
 @needs_compiler
@@ -286,51 +183,6 @@ def test_twenty_rounds_in_float32_are_the_batched_ones(name: str, refusals: Any)
     start = problem.x0.numpy()
     assert np.linalg.norm(ours - theirs) < 1e-3 * np.linalg.norm(theirs - start)
     assert refusals() == []
-
-
-class Once:
-    """A program that is right in its first step and wrong in all others, as one that drops its momentum is."""
-
-    def __init__(self, program: Callable[..., Any], carried: int):
-        self.program, self.carried, self.calls = program, carried, 0
-
-    def __call__(self, args: list[Tensor]) -> Any:
-        self.calls += 1
-        if self.calls % 3 == 1:
-            return self.program(args)
-        args[self.carried] *= 0
-        return self.program(args)
-
-
-def test_a_program_that_loses_its_momentum_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, refusals: Any
-) -> None:
-    """The first step from a momentum of zero is right: only several, from one that is not, show the mistake."""
-    build = lambda graph, *_: Once(lambda args: graph(*args), carried=4)
-    monkeypatch.setattr(inductor, "build", build)
-    local = ud.Local(steps=3, batch=4, lr=0.1, momentum=0.9)
-    settings: dict[str, Any] = {"rounds": 3, "local": local}
-    ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
-    assert gap(ours, path(ud.FedAvg(), ragged(), **settings)) < 1e-9
-    (line,) = refusals()
-    assert "its program computes something else" in line
-
-
-@pytest.mark.parametrize("engine", ["compiled", "auto", Choice("compiled", 4, since=2)], ids=str)
-def test_an_untested_torch_does_not_compile(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, refusals: Any
-) -> None:
-    monkeypatch.setattr(torch, "__version__", "2.99.1")
-    monkeypatch.setattr(choices, "COMPILING_SECONDS", 0.0)
-    inductor.untested_torch.cache_clear()
-    try:
-        settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-        ours = path(ud.Scaffold(), ragged(), engine=engine, **settings)
-        assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()
-    finally:
-        inductor.untested_torch.cache_clear()
-    (line,) = refusals()
-    assert "torch 2.99.1 has not been tested with the compiler" in line
 
 
 @needs_compiler
@@ -456,192 +308,3 @@ def test_ragged_minibatches_do_not_change_how_others_are_computed(interpreted: N
     half = ud.run(ud.FedAvg(), problem, rounds=2, **settings)
     PROGRAMS.clear()  # as in another process
     assert torch.equal(ud.run(ud.FedAvg(), problem, rounds=3, start=half, **settings).x, whole.x)
-
-
-# workers
-
-
-@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(B=1), ud.FedHBM()], ids=repr)
-def test_any_number_of_workers_gives_the_same_bits(algorithm: Any) -> None:
-    problem, threads = ragged(torch.float32), torch.get_num_threads()
-    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(epochs=1, batch=4, lr=0.1)}
-    one = path(algorithm, problem, workers=1, **settings)
-    for workers in (2, 3, 8):
-        assert (path(algorithm, problem, workers=workers, **settings) == one).all()
-    assert gap(path(algorithm, problem, engine="batched", **settings), one) < 1e-5
-    assert torch.get_num_threads() == threads
-
-
-def test_errors_of_workers_name_the_client() -> None:
-    class Broken(PlainFedAvg):
-        def local(self, down: Any, client: Any, work: Any) -> Any:
-            if 2 in work.clients:
-                raise ZeroDivisionError("the client's own fault")
-            return super().local(down, client, work)
-
-    broken: Any = Broken()
-    with pytest.raises(ud.MethodFailure, match="client 2, round 1, stage local: ZeroDivision"):
-        ud.run(broken, ragged(), rounds=1, workers=2)
-
-
-class Hidden(nn.Module):
-    """Draws random numbers of torch's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 3).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(F.dropout(x, 0.3, self.training))
-
-
-def test_problems_that_threads_cannot_share_are_refused() -> None:
-    hidden: Any = ragged(model=Hidden())
-    world: Any = WorldProblem(make_world(3))
-    for problem, reason in ((hidden, "random numbers"), (world, r"no twin\(\)")):
-        with pytest.raises(
-            ud.InvalidInput, match=f"cannot compute this problem side by side.*{reason}"
-        ):
-            ud.run(ud.FedAvg(), problem, rounds=1, workers=2)
-
-
-# what cannot be compiled runs all the same, after one line
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 3).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.layer(x)
-        return 2 * out if float(self.layer.weight.detach().sum()) > 0 else out
-
-
-def test_a_model_with_branches_runs_one_by_one(refusals: Any) -> None:
-    problem = ragged(model=Branches())
-    with pytest.raises(ud.InvalidInput, match="engine 'compiled' cannot run this problem: torch"):
-        ud.run(ud.FedAvg(), problem, rounds=1, engine="compiled")
-    settings: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(batch=4)}
-    assert choose(problem, rounds=10**9, **settings).engine == "sequential"
-
-
-class Careful(PlainFedAvg):
-    """Its step has a branch on a value."""
-
-    def local(self, down: Any, client: Any, work: Any) -> Any:
-        def step(y: Any) -> Any:
-            g = work.grad(y)
-            return y - work.lr * (g if float(g.norm()) < 1e9 else 0 * g)
-
-        return Up(down.x - work.loop(step, down.x)), None
-
-
-def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:
-    careful: Any = Careful()
-    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
-    ours = path(careful, ragged(), engine="compiled", **settings)
-    assert (ours == path(careful, ragged(), engine="batched", **settings)).all()
-    assert len(refusals()) == 1 and "not compiled" in refusals()[0]
-
-
-def test_without_a_compiler_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, refusals: Any
-) -> None:
-    def none(*args: Any) -> Any:
-        raise RuntimeError("No working C++ compiler found")
-
-    monkeypatch.setattr(inductor, "build", none)
-    settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
-    ours = path(ud.Scaffold(), ragged(), engine="compiled", **settings)
-    assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()
-    assert len(refusals()) == 1 and "No working C++ compiler" in refusals()[0]
-
-
-def test_losses_that_are_no_mean_are_not_padded(interpreted: None, refusals: Any) -> None:
-    def worst(out: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(out, target, reduction="none").max()
-
-    problem = ragged(loss=worst)
-    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=6, lr=0.1)}
-    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
-    assert gap(ours, path(ud.FedAvg(), problem, **settings)) < 1e-9
-    assert len(refusals()) == 1 and "no mean over its samples" in refusals()[0]
-
-
-def test_ignored_targets_are_not_padded(interpreted: None, refusals: Any) -> None:
-    problem = ragged()
-    problem.Y[::7] = -100
-    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=6, lr=0.1)}
-    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
-    assert gap(ours, path(ud.FedAvg(), problem, **settings)) < 1e-9
-    assert len(refusals()) == 1 and "negative" in refusals()[0]
-
-
-# choices
-
-
-def asked(problem: Any, **settings: Any) -> Choice:
-    usual: dict[str, Any] = {
-        "rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
-    }  # fmt: skip
-    return choose(problem, **(usual | settings))
-
-
-def test_short_runs_stay_eager_and_long_ones_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    problem = ragged()
-    monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.001)
-    monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
-    assert asked(problem) == Choice("batched", 3)
-    with caplog.at_level(logging.INFO, logger="undrift"):
-        ud.rounds(ud.FedAvg(), problem, rounds=5, participation=ud.Uniform(3))
-    assert "engine: clients in chunks of 3, batched" in caplog.text
-    assert asked(problem, rounds=10_000) == Choice("compiled", 3, since=2)
-    assert "from round 2 on" in str(asked(problem, rounds=10_000))
-    assert asked(problem, rounds=10_000, engine="batched") == Choice("batched", 3)
-    monkeypatch.setattr(choices, "cpp_compiler", lambda: None)
-    with caplog.at_level(logging.WARNING, logger="undrift"):
-        assert asked(problem, rounds=10_000) == Choice("batched", 3)
-    assert "no C++ compiler was found" in caplog.text
-
-
-def test_a_quadratic_is_shared() -> None:
-    local = ud.Local(steps=3, lr=0.1)
-    one, two = (
-        ud.run(ud.Scaffold(), quadratic(), rounds=3, local=local, workers=n).x for n in (1, 2)
-    )
-    assert torch.equal(one, two)
-
-
-def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, Y = torch.randn(8, 1, 6, 6), torch.arange(8) % 2
-    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
-    problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=ud.IID(4))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert asked(problem) == Choice("sequential", workers=2)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert asked(problem) == Choice("sequential")
-    assert asked(problem, workers=3) == Choice("sequential", workers=3)
-
-
-def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "free_bytes", lambda device: 2000)
-    with pytest.raises(ud.InvalidInput, match=r"one client needs about .* MiB: 8 vectors of 57"):
-        ud.run(ud.FedAvg(), ragged(), rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"engine": "warp"}, "warp"),
-        ({"workers": 0}, "workers must lie in"),
-        ({"engine": "batched", "workers": 2}, "leave workers out"),
-        ({"engine": Choice("batched", 2), "chunk": 3}, "give one or the other"),
-    ],
-    ids=str,
-)
-def test_impossible_choices_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ud.InvalidInput, match=message):
-        ud.run(ud.FedAvg(), ragged(), rounds=1, **settings)

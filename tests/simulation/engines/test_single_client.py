@@ -1,65 +1,22 @@
-"""Compiled visits of one client at a time: pooling and dropout for the compiler, workers, what is refused."""
+"""Compiled visits of one client at a time, as convolutional networks are trained."""
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import undrift as ud
-from tests.algorithms.test_conformance import made
-from tests.simulation.engines.test_compiled_engine import (
-    Careful,
-    TracedWorld,
-    interpreted,
-    local_of,
-    needs_compiler,
-    refusals,
-)
-from tests.support.method_table import ROWS, Row
+from tests.support.compiled import Careful, TracedWorld, local_of, needs_compiler
+from tests.support.images import NETS, images
+from tests.support.method_table import ROWS, Row, made
 from tests.support.oracles.world import make_world
 from tests.support.toy_problem import PlainFedAvg, gap, path
 from undrift.algorithms.fedavg import Up
 from undrift.compiler import CannotCompile
-from undrift.compiler.inductor import trace
-from undrift.compiler.kernels.max_pool import BACKWARD, POOL
-from undrift.compiler.visit import _rewrite_pooling
-from undrift.problems.dropout import kept, kept_compiled
-from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose
+from undrift.simulation.engines.choice import Choice
 from undrift.simulation.engines.compiled import programs_of
-
-__all__ = ["interpreted", "refusals"]  # fixtures
-
-
-def images(*layers: nn.Module, dtype: torch.dtype = torch.float64, side: int = 8) -> Any:
-    """A small convolutional network on clients of unequal size; pixels have few values, so maxima are often ties."""
-    torch.manual_seed(5)
-    X = torch.randint(0, 2, (40, 2, side, side)).to(dtype)
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), *layers, nn.Flatten(), nn.LazyLinear(3)).to(dtype)
-    net(X)
-    sizes = np.cumsum([0, 5, 12, 8, 15])
-    clients = [list(range(a, b)) for a, b in zip(sizes, sizes[1:], strict=False)]
-    return ud.federate((X, torch.arange(40) % 3), model=net, loss=F.cross_entropy, clients=clients)
-
-
-NETS = {
-    "relu, pool": (nn.ReLU(), nn.MaxPool2d(2)),
-    "pool": (nn.MaxPool2d(2),),
-    "pool, relu": (nn.MaxPool2d(2), nn.ReLU()),
-    "rows that no window has": (nn.ReLU(), nn.MaxPool2d((4, 3))),
-    "a window of one row": (nn.ReLU(), nn.MaxPool2d((1, 2))),
-    "two": (nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2), nn.ReLU(), nn.MaxPool2d(2)),
-    "overlapping windows": (nn.ReLU(), nn.MaxPool2d(3, stride=2)),
-    "padding": (nn.ReLU(), nn.MaxPool2d(2, padding=1)),
-    "up to the edge": (nn.ReLU(), nn.MaxPool2d(4, ceil_mode=True)),
-    "dropout": (nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3)),
-    "no pool": (nn.Sigmoid(),),
-}
 
 
 @pytest.mark.parametrize("layers", NETS.values(), ids=NETS)
@@ -88,48 +45,6 @@ def test_a_relu_that_others_use_stays_before_the_pooling(interpreted: None, refu
     ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
     assert refusals() == []
-
-
-def pooled(x: Tensor, kernel: Any, relu: bool) -> list[Tensor]:
-    """The pooled image, and the gradient of some sum of it."""
-    z = x.detach().requires_grad_()
-    with torch.enable_grad():
-        out = F.max_pool2d(F.relu(z) if relu else z, kernel)
-        weights = torch.arange(out.numel(), dtype=out.dtype).view(out.shape) + 1
-        return [out.detach(), torch.autograd.grad((out * weights).sum(), z)[0]]
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    size=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(3, 9), st.integers(3, 9)),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    relu=st.booleans(),
-    seed=st.integers(0, 2**31),
-)
-def test_pooling_by_windows_has_the_same_bits(
-    size: Any, kernel: Any, relu: bool, seed: int
-) -> None:
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randint(
-        -2, 3, size, generator=random
-    ).float()  # many ties, zeros, all-negative windows
-    x = x.contiguous(memory_format=torch.channels_last)
-    graph, _ = trace(lambda x: pooled(x, kernel, relu), [x], _rewrite_pooling)
-    targets = {node.target for node in graph.graph.nodes}
-    assert not targets & {POOL, BACKWARD}
-    for ours, theirs in zip(graph(x), pooled(x, kernel, relu), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@settings(deadline=None)
-@given(
-    seeds=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3),
-    units=st.integers(1, 2000),
-    p=st.floats(0.01, 0.99),
-)
-def test_the_compilers_dropout_drops_the_same_units(seeds: list[int], units: int, p: float) -> None:
-    seed = torch.tensor(seeds)
-    assert torch.equal(kept(seed, [units], p), kept_compiled(seed, [units], p))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -267,72 +182,3 @@ def test_refusals_keep_nothing(interpreted: None) -> None:
     (why,) = programs_of(problem).specs.values()
     assert isinstance(why, CannotCompile)
     assert why.__traceback__ is None and why.__cause__ is None
-
-
-# choices
-
-
-def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = images(*NETS["relu, pool"])
-    usual: dict[str, Any] = {
-        "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
-    }  # fmt: skip
-    monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.01)
-    monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert choose(problem, rounds=100, **usual) == Choice("sequential", workers=2)
-    long = choose(problem, rounds=10_000, **usual)
-    assert long == Choice("compiled", workers=2, since=2)
-    assert str(long) == "clients one after another, 2 side by side, compiled from round 2 on"
-    assert choose(problem, rounds=1, engine="compiled", **usual) == Choice("compiled", workers=2)
-    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == Choice("compiled", 3)
-    own = choose(problem, rounds=1, engine="compiled", workers=3, **usual)
-    assert own == Choice("compiled", workers=3)
-    assert choose(problem, rounds=10_000, workers=3, **usual) == Choice("compiled", 1, 3, since=2)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert choose(problem, rounds=10_000, **usual) == Choice("compiled", since=2)
-
-
-def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.LSTM(2, 3, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x)[0][:, -1]
-
-    X, Y = torch.randn(8, 4, 2), torch.arange(8) % 3
-    problem = ud.federate((X, Y), model=Recurrent(), loss=F.cross_entropy, clients=ud.IID(4))
-    monkeypatch.setattr(choices, "step_seconds", lambda *args: 10.0)
-    local = ud.Local(steps=4, batch=2)
-    choice = choose(problem, rounds=10**6, participation=ud.Uniform(3), local=local)
-    assert choice.engine == "sequential"
-
-
-def test_workers_need_chunks_of_one() -> None:
-    with pytest.raises(ud.InvalidInput, match="'compiled' with chunk=1"):
-        Choice("compiled", 2, workers=2)
-
-
-def test_what_is_no_pooling_is_left_alone() -> None:
-    x = torch.randn(1, 2, 6, 6).contiguous(memory_format=torch.channels_last)
-    graph, _ = trace(lambda x: [F.avg_pool2d(x, 2)], [x], _rewrite_pooling)
-    assert torch.allclose(graph(x)[0], F.avg_pool2d(x, 2))
-
-
-def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift.simulation.ray import choice as on_ray
-
-    problem = images(*NETS["relu, pool"])
-    monkeypatch.setattr(on_ray, "cpus", lambda: 2)
-    monkeypatch.setattr(choices, "step_seconds", lambda *args: 1.0)
-    monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
-    usual: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)}
-    choice = on_ray.choose_on_ray(problem, Choice("ray"), None, rounds=1000, **usual)
-    assert choice == Choice("ray", workers=2, since=2, shards=2, inside="compiled")
-    assert choice.inner == Choice("compiled", since=2)
-    assert (
-        str(choice)
-        == "2 workers on Ray, 2 shards; in each, clients one after another, compiled from round 2 on"
-    )
