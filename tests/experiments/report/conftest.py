@@ -1,6 +1,5 @@
 """A browser, and reports opened in it."""
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,12 +15,11 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        message = "needs chromium and chromedriver"
-        pytest.fail(message) if "UNDRIFT_CI" in os.environ else pytest.skip(message)
+        pytest.skip("needs chromium and chromedriver")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

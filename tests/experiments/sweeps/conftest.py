@@ -9,7 +9,7 @@ from undrift.experiments.sweeps import (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def swept_once(tmp_path_factory):
     """A sweep of two methods, the whole grid, two seeds."""
     directory = tmp_path_factory.mktemp("sweeps") / "once"

@@ -2,11 +2,9 @@
 
 import io
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -343,11 +341,3 @@ def test_a_round_that_fails_is_undone() -> None:
     ):
         assert torch.equal(a, b)
     assert torch.equal(stopped.x, last.x)
-
-
-def test_the_example_of_the_document_runs() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "asynchrony.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(example, names)
-    assert names["result"].history[-1].time > 0
