@@ -128,7 +128,9 @@ def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
 
 
 def _crewed(engine: Any, workers: int) -> EngineSection:
-    if not isinstance(engine, EngineSection) or not (engine.name == "ray" or engine.make().one_by_one):
+    if not isinstance(engine, EngineSection) or not (
+        engine.name == "ray" or engine.make().one_by_one
+    ):
         raise InvalidInput(
             "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"
         )
