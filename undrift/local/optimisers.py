@@ -75,7 +75,10 @@ def _two_steps(optimiser: Optimiser, y: Tensor, d: Tensor) -> Tensor:
             form = _form(state)
             found = optimiser.update(d, state, y)
             if not isinstance(found, tuple) or len(found) != 2:
-                raise InvalidInput(f"must return (direction, state), got {type(found).__name__}")
+                count = f" of {len(found)}" if isinstance(found, tuple) else ""
+                raise InvalidInput(
+                    f"must return (direction, state), got {type(found).__name__}{count}"
+                )
             direction, state = found
             _check_step(direction, state, form, y)
     except InvalidInput as error:
