@@ -7,7 +7,6 @@ None of them is needed for a right result.  Each has a name and can be switched 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 
 from undrift.core.errors import InvalidInput, unknown
 
@@ -29,18 +28,15 @@ def _known(names: Iterable[str], where: str) -> frozenset[str]:
     return frozenset(NAMES) if "all" in found else found
 
 
-@cache
-def _off_by_environment() -> frozenset[str]:
-    given = os.environ.get("UNDRIFT_KERNELS_OFF", "").split(",")
-    return _known({name.strip() for name in given} - {""}, "UNDRIFT_KERNELS_OFF")
-
-
 _off: frozenset[str] = frozenset()  # of all threads
 
 
 def switched_off() -> frozenset[str]:
     """The kernels that are switched off; raises InvalidInput if the environment names one that is not there."""
-    return _off | _off_by_environment()
+    given = os.environ.get("UNDRIFT_KERNELS_OFF", "")
+    if not given:
+        return _off
+    return _off | _known({name.strip() for name in given.split(",")} - {""}, "UNDRIFT_KERNELS_OFF")
 
 
 def enabled(name: str) -> bool:
