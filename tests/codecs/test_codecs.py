@@ -311,7 +311,7 @@ def test_a_codec_by_name_in_an_experiment(undrift: Any, tmp_path: Path) -> None:
         assert said.code == 2 and message in " ".join(said.err.split())
 
 
-def test_a_sweep_has_the_codec_of_its_experiment(tmp_path: Path) -> None:
+def test_a_sweep_has_the_codec_of_its_experiment() -> None:
     from undrift.experiments.config.federation import federation as of_experiment
     from undrift.experiments.sweeps.trial import curves
 
@@ -320,7 +320,8 @@ def test_a_sweep_has_the_codec_of_its_experiment(tmp_path: Path) -> None:
         "clients": {"partition": "iid", "number": 4}, "local": {"steps": 2, "batch": 8},
         "engine": "batched", "model": {"name": "mlp", "hidden": []},
     }  # fmt: skip
-    plain, coded = ud.Experiment(**words), ud.Experiment(**words, codec="bf16")
+    with_bf16: dict[str, Any] = {**words, "codec": "bf16"}
+    plain, coded = ud.Experiment(**words), ud.Experiment(**with_bf16)
     problems = {seed: of_experiment(plain, seed).problem for seed in (0, 1)}
     without, with_codec = (list(curves(e, problems)) for e in (plain, coded))
     assert [t for t, _ in with_codec] == [1, 2] and with_codec != without

@@ -146,7 +146,9 @@ def _must_not_be_called() -> Any:
 
 def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> None:  # noqa: F811
     problem = perceptron(4, 5)
-    trials = [ud.Trial(ud.FedAvg(), problem, ud.Local(steps=3, batch=8, lr=lr), 0) for lr in (0.1, 0.2)]
+    trials = [
+        ud.Trial(ud.FedAvg(), problem, ud.Local(steps=3, batch=8, lr=lr), 0) for lr in (0.1, 0.2)
+    ]
 
     def together() -> list[torch.Tensor]:
         found = ud.run_together(trials, rounds=2, engine="compiled")

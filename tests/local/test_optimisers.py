@@ -178,12 +178,11 @@ def test_chunks_do_not_matter(chunk: int) -> None:
 
 def test_runs_computed_together_have_the_optimiser_too() -> None:
     problem = federation()
-    for words in ({"optimiser": "momentum"}, {"optimiser": (adam, adam_update)}):
+    each: list[dict[str, Any]] = [{"optimiser": "momentum"}, {"optimiser": (adam, adam_update)}]
+    for words in each:
         locals_ = [ud.Local(steps=3, batch=4, lr=lr, **words) for lr in (0.05, 0.1)]
         trials = [ud.Trial(ud.FedAvg(), problem, local, 3) for local in locals_]
-        together = ud.run_together(
-            trials, rounds=3, participation=ud.Uniform(3), engine="batched"
-        )
+        together = ud.run_together(trials, rounds=3, participation=ud.Uniform(3), engine="batched")
         for local, result in zip(locals_, together, strict=True):
             alone = played(ud.FedAvg(), "batched", problem, rounds=3, local=local)
             assert gap(result.x.numpy(), alone[-1].x.numpy()) < 1e-9
@@ -248,16 +247,18 @@ def test_fednova_normalises_by_what_a_linear_optimiser_makes_of_gradients(
 def test_fednova_refuses_others_in_words(algorithm: Any, optimiser: Any) -> None:
     message = "fednova.* normalises by what a linear optimiser makes of gradients: use 'sgd' or 'momentum' with it"
     with pytest.raises(ud.InvalidInput, match=message):
-        ud.rounds(
-            algorithm, federation(), rounds=1, local=ud.Local(steps=2, optimiser=optimiser)
-        )
+        ud.rounds(algorithm, federation(), rounds=1, local=ud.Local(steps=2, optimiser=optimiser))
 
 
 @pytest.mark.parametrize("name", ["fedavg-m", "fedhbm", "mime"])
 def test_methods_with_a_local_rule_of_their_own_refuse_all(name: str) -> None:
-    for words in ({"optimiser": "momentum"}, {"optimiser": (adam, adam_update)}, {"momentum": 0.5}):
+    each: list[dict[str, Any]] = [
+        {"optimiser": "momentum"}, {"optimiser": (adam, adam_update)}, {"momentum": 0.5}
+    ]  # fmt: skip
+    for words in each:
         with pytest.raises(
-            ud.InvalidInput, match=rf"{name} has a local rule of its own: use ud.Local\(optimiser='sgd'"
+            ud.InvalidInput,
+            match=rf"{name} has a local rule of its own: use ud.Local\(optimiser='sgd'",
         ):
             ud.rounds(ud.method(name), federation(), rounds=1, local=ud.Local(steps=2, **words))
 

@@ -24,7 +24,9 @@ def test_every_device_has_the_same_trajectory(device: str, engine: str, algorith
     local = ud.Local(steps=[4, 2, 3, 1, 5], batch=4, lr=0.1)
     problem = federation(device=device)
     assert problem.x0.device.type == device
-    rounds = played(algorithm, engine, problem, local=local, codec="bf16", metrics=("test", "train"))
+    rounds = played(
+        algorithm, engine, problem, local=local, codec="bf16", metrics=("test", "train")
+    )
     assert all(r.x.device.type == device for r in rounds)
     reference = played(
         algorithm, "sequential", federation(), local=local, codec="bf16", metrics=("test", "train")

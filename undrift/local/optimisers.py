@@ -66,7 +66,7 @@ def try_optimiser(optimiser: Optimiser, x: Tensor) -> None:
 def _two_steps(optimiser: Optimiser, y: Tensor, d: Tensor) -> Tensor:
     """The direction of the second step."""
     given = y.clone(), d.clone()
-    stage = "init"
+    stage, direction = "init", d
     try:
         state = optimiser.init(y)
         check_records(state)
