@@ -53,7 +53,7 @@ def build_step(module: GraphModule, layout: Layout, carried: int, captured: int,
     if kernels.enabled("share-products"):
         share_products(graph)
     on_cpu = value_of(graph.find_nodes(op="placeholder")[0]).device.type == "cpu"
-    if on_cpu and kernels.enabled("own-products"):
+    if on_cpu:
         multiply_by_rows(graph)
     if on_cpu and kernels.enabled("small-products"):
         write_small_products_as_loops(graph, fused_from=LARGE)

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import unknown
+
 Distribution: TypeAlias = Literal["normal", "uniform"]
 
 
@@ -33,6 +35,7 @@ class Purpose(IntEnum):
     PRESENCE = 11
     METHOD = 12  # what a method draws on clients
     SERVER = 13  # what it draws on the server
+    CODEC = 14  # what a codec draws on clients
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ def draw_numbers(
     >>> bool((rows[1] == alone[0]).all())
     True
     """
+    if distribution not in ("normal", "uniform"):
+        raise unknown("distribution", str(distribution), ("normal", "uniform"))
     rows = np.empty((len(clients), *like.shape[1:]))
     for row, key, client in zip(rows, keys, clients, strict=True):
         random = stream(purpose, key, client, call)

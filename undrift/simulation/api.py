@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.codecs import Codec, make_wire
+from undrift.compiler import kernels
 from undrift.core.algorithm import Algorithm
 from undrift.core.errors import InvalidInput, Stopped
 from undrift.local import Local
@@ -148,6 +149,8 @@ def choose_engine(config: RunConfig) -> EngineChoice:
         choice = choose(
             config.problem, engine=engine, chunk=chunk, workers=workers, concurrency=concurrency, **how
         )  # fmt: skip
+    if "compiled" in (choice.engine, choice.inside):
+        kernels.switched_off()  # refuses switches that are not there
     if not isinstance(config.engine, EngineChoice):
         log.info("engine: %s", choice)
     return choice

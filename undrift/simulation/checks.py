@@ -16,8 +16,10 @@ from undrift.core.algorithm import (
 )
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value, spec_of
+from undrift.core.optimiser import HeavyBall
 from undrift.core.records import check_records, children
 from undrift.core.rng import Key
+from undrift.local.optimisers import try_optimiser
 from undrift.local.settings import Geometric, Local
 from undrift.problems import Problem
 from undrift.simulation.asynchronous.async_state import course
@@ -98,6 +100,8 @@ def check_method_fits_run(
         raise InvalidInput(
             f"{spec.name} normalises by what a linear optimiser makes of gradients: use 'sgd' or 'momentum' with it"
         )
+    if optimiser is not None and not isinstance(optimiser, HeavyBall):
+        try_optimiser(optimiser, problem.x0)
 
 
 def needs_equal_steps(algorithm: Algorithm) -> bool:

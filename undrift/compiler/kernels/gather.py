@@ -6,6 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from undrift.compiler.graph import VIEWS, add_node, aten, value_of
+from undrift.compiler.kernels import enabled
 from undrift.compiler.kernels.products import functions, outputs
 
 # where products of our own are faster than a library's:
@@ -18,7 +19,9 @@ WORTH = 2**20
 
 
 def are_ours(*matrices: Any) -> bool:
-    """Whether there is code for matrices of this kind."""
+    """Whether there is code for matrices of this kind, and it is switched on."""
+    if not enabled("own-products"):
+        return False
     kinds = {(value_of(matrix).device.type, value_of(matrix).dtype) for matrix in matrices}
     (device, dtype), *others = kinds
     return not others and device == "cpu" and dtype in functions()

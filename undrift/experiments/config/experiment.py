@@ -1,6 +1,7 @@
 """What an experiment is made of.  The same words in TOML and in Python; a wrong one is refused by name."""
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -171,6 +172,9 @@ class EvaluationSection(Section):
         """Experiments of old have `figures`."""
         if not isinstance(given, dict) or "figures" not in given or "metrics" in given:
             return given
+        warnings.warn(
+            "[evaluation] figures is now called metrics", DeprecationWarning, stacklevel=2
+        )
         return {("metrics" if key == "figures" else key): value for key, value in given.items()}
 
     @field_validator("metrics")

@@ -83,7 +83,7 @@ def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[
 def _side_by_side(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     """The rounds of runs; an item a run, its round or why it has ended."""
     first = runs[0]
-    if first.timed:
+    if first.timed or first.codec is not None:  # which one computation does not have
         alone = [to_the_end(prepare(run).play()) for run in runs]
         return (list(row) for row in zip(*alone, strict=False))
     return rounds_together(

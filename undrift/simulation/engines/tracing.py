@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.compiler import CannotCompile, Layout, Tracer
+from undrift.compiler import CannotCompile, Layout, Tracer, kernels
 from undrift.compiler.inductor import fake_mode
 from undrift.core.algorithm import Algorithm, exchanges_of
 from undrift.core.batched_scalar import BatchedScalar, is_zero
@@ -356,7 +356,8 @@ class TracedVisit:
         forms = form_of(self.down), form_of(self.state), form_of(self.weights)
         code, tree = code_of(self.local), structure_of(self.tree)
         unequal = min(work.steps) != max(work.steps)
-        return code, tree, forms, len(work.clients), unequal, torch.get_num_threads()
+        how = kernels.switched_off(), torch.get_num_threads()
+        return code, tree, forms, len(work.clients), unequal, how
 
     def minibatch_forms(self, spec: VisitSpec) -> Hashable:
         """What their minibatches must have in common, too, for one compiled visit to serve them."""
