@@ -112,7 +112,7 @@ def _cells(cost: MethodCost) -> list[str]:
     spec = cost.spec
     remarks = ["all clients every round"] if spec.everyone else []
     remarks += ["same steps for all"] if spec.equal_steps else []
-    remarks += [f"first contact {_pair(*cost.first_contact[0])}"] if cost.first_contact else []
+    remarks += [f"first contact {_pair(*cost.initialisation[0])}"] if cost.initialisation else []
     remarks += ["second exchange with one client"] if cost.one_walks else []
     if cost.restarts:
         remarks += ["now and then a full gradient of all clients"]

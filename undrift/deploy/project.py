@@ -32,12 +32,12 @@ CLIENT = '''"""A node's half of the app."""
 from pathlib import Path
 
 from undrift.experiments.config import read
-from undrift.deploy import client_app, share
+from undrift.deploy import client_app, data_of_client
 
 
 def data(node):
     """This node's samples, (inputs, targets); `node` is what it was started with, --node-config."""
-    return share(experiment, node["part"])  # for trying: replace by what reads your own
+    return data_of_client(experiment, node["part"])  # for trying: replace by what reads your own
 
 
 experiment = read(Path(__file__).with_name("experiment.toml"))

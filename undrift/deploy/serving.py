@@ -110,7 +110,7 @@ def _serve(
     known = read_json(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
     fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
     count = _count(experiment, settings, known)
-    samples = fleet.first_contact(count, known and known["clients"])
+    samples = fleet.handshake(count, known and known["clients"])
     if known is None:
         known = {"run": token_hex(8), "clients": samples}
         write_json(folder / DEPLOYMENT, known)

@@ -433,7 +433,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
         ({"engine": "ray", "workers": 0}, "workers must lie in"),
         ({"engine": "ray", "server": ud.Buffer(2)}, "for runs in virtual time"),
         ({"engine": on(2, 2), "population": ud.Population()}, "for runs in virtual time"),
-        ({"engine": on(2, 2), "workers": 2}, "a Choice has chunk and workers of its own"),
+        ({"engine": on(2, 2), "workers": 2}, "an EngineChoice has chunk and workers of its own"),
     ],
     ids=str,
 )
