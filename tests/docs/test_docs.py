@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import undrift as ud
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from undrift.data.assignment import ClientIndices
 from undrift.data.registry import Data
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import data_of, federation, initial_model
-from undrift.experiments.config.parts import loss_of, told_by
+from undrift.experiments.config.parts import default_loss, infer_model_kwargs
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import summarise_heterogeneity
 from undrift.problems.model import ModelProblem
@@ -41,7 +41,7 @@ def as_client(
     sizes[client] = n
     return ModelProblem(
         FlatModel(initial_model(experiment, experiment.seeds[0], told)),
-        loss_of(data),
+        default_loss(data),
         *data.train,
         ClientIndices(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
         None,
@@ -63,7 +63,7 @@ def of_server(experiment: Experiment) -> tuple[ModelProblem, dict[str, Any]]:
     alone = type(experiment.clients)(partition="iid", number=1, seed=experiment.clients.seed)
     made = federation(experiment.model_copy(update={"clients": alone}), experiment.seeds[0])
     data = data_of(experiment)
-    return made.problem, {**told_by(data), "labels": data.classes}
+    return made.problem, {**infer_model_kwargs(data), "labels": data.classes}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from undrift.core.errors import InvalidInput
 from undrift.deploy.node import NAME
 from undrift.deploy.serving import single
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.toml import as_toml
+from undrift.experiments.config.toml import to_toml
 from undrift.version import __version__
 
 APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
@@ -75,7 +75,7 @@ def write_app(
         inside / "__init__.py": "",
         inside / "server_app.py": SERVER_APP,
         inside / "client_app.py": CLIENT,
-        inside / "experiment.toml": as_toml(_moved(experiment, inside)),
+        inside / "experiment.toml": to_toml(_moved(experiment, inside)),
     }
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
