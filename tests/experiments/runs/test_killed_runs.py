@@ -12,7 +12,9 @@ import pytest
 from tests.support.killed_runs import EVERY_7, settings
 from undrift.experiments.runs.recorded import recorded
 
-KILLS = 9  # of every method: 54 in all, and 27 with updates under way
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed runs")]  # one process forks all
+
+KILLS = 6  # of every method: 36 in all, and 18 with updates under way
 METHODS = {
     "fedavg": "nothing",
     "scaffold": "a control variate a client",

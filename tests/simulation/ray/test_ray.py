@@ -39,6 +39,8 @@ from undrift.simulation.ray import cluster as clusters  # noqa: E402
 from undrift.simulation.ray import transport as crews  # noqa: E402
 from undrift.simulation.ray.handles import LOST, start_worker, stop_worker  # noqa: E402
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster for all
+
 CPUS = 4  # of each node, as Ray counts them
 HERE = "127.0.0.2"  # for the loopback address 127.0.0.1 Ray would put another
 NODE = {"num_cpus": CPUS, "include_dashboard": False, "node_ip_address": HERE}
