@@ -40,7 +40,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Callable[..., dict[str, Any]]]:
+def killed_runs() -> Iterator[Callable[..., dict[str, Any]]]:
     """One process from which all runs are forked, since its imports take longer than a run."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.killed_runs"],
@@ -65,9 +65,9 @@ def nursery() -> Iterator[Callable[..., dict[str, Any]]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    method: str, nursery: Callable[..., dict[str, Any]], tmp_path: Path
+    method: str, killed_runs: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    report = nursery(str(tmp_path / "killed"), method, KILLS, list(METHODS).index(method))
+    report = killed_runs(str(tmp_path / "killed"), method, KILLS, list(METHODS).index(method))
     assert report.get("killed") == KILLS, report
     assert len(set(report["begun"])) > 1, "it must have gone on from checkpoints"
     whole = tmp_path / "whole"
