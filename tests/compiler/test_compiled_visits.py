@@ -15,7 +15,7 @@ from tests.support.toy_problem import gap, path
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.compiler import CannotCompile, layout
 from undrift.core.records import record
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import programs_of
 
 
@@ -150,7 +150,7 @@ def test_a_problem_is_freed_with_its_programs(
     algorithm: Any, chunk: int, workers: int | None, interpreted: None
 ) -> None:
     problem = ragged()
-    ud.run(algorithm, problem, engine=Choice("compiled", chunk, workers), **SETTINGS)
+    ud.run(algorithm, problem, engine=EngineChoice("compiled", chunk, workers), **SETTINGS)
     gone = weakref.ref(problem)
     del problem
     gc.collect()

@@ -18,7 +18,7 @@ from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.compiler import inductor, step
 from undrift.compiler.kernels import gather as gathering
 from undrift.compiler.kernels import products, small_products
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 SIZES = {"clients": (1, 3), "runs": (1, 3), "n": (1, 25), "m": (1, 70), "k": (1, 5)}
 
@@ -150,7 +150,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.extend(f"gathered {node.meta['val'].dtype}" for node in found)
         return lambda args: graph(*args)
 
-    monkeypatch.setattr(inductor, "build", built)
+    monkeypatch.setattr(inductor, "compile_graph", built)
     monkeypatch.setattr(small_products, "SMALL", 0)
     monkeypatch.setattr(step, "LARGE", 0)
     monkeypatch.setattr(gathering, "LONG", 1)
@@ -273,7 +273,7 @@ class Lookup(nn.Module):
         return self.layer(self.table[x.long().flatten()])
 
 
-@pytest.mark.parametrize("engine", ["compiled", Choice("compiled", 1)], ids=str)
+@pytest.mark.parametrize("engine", ["compiled", EngineChoice("compiled", 1)], ids=str)
 def test_rows_of_the_model_are_no_data(
     engine: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

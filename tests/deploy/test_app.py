@@ -15,17 +15,17 @@ import undrift as ud
 from tests.support.in_process_nodes import experiment, simulated
 from undrift.core.algorithm import Cohort
 from undrift.core.records import map_tensors, nbytes, tensors
-from undrift.deploy.flower import counted, from_records, to_records
+from undrift.deploy.flower import count_bytes, from_records, to_records
 from undrift.deploy.keys import write_certificates, write_node_key
 from undrift.deploy.messages import (
-    NEVER,
+    NOT_VISITED,
     Envelope,
     Stamp,
     StateStamp,
     digest,
-    pack,
+    pack_tensors,
     stamps_of,
-    unpack,
+    unpack_tensors,
 )
 from undrift.deploy.project import write_app
 from undrift.deploy.settings import Deployment
@@ -37,13 +37,13 @@ from undrift.experiments.config.federation import federation
 def test_a_message_survives_flowers_records() -> None:
     method = ud.ScaffoldM()
     down = method.send(method.server(torch.randn(30)))
-    shape, arrays = pack("down", down)
+    shape, arrays = pack_tensors("down", down)
     envelope = Envelope("work", {"visit": {"round": 1, "base": [0, 0]}, "down": shape}, arrays)
     back = from_records(to_records(envelope))
     assert (back.kind, back.header) == (envelope.kind, envelope.header)
-    again = unpack(back.header["down"], back.arrays, down)
+    again = unpack_tensors(back.header["down"], back.arrays, down)
     assert torch.equal(again.x, down.x) and torch.equal(again.h, down.h)
-    assert nbytes(down) < counted(to_records(envelope)) < nbytes(down) + 1000
+    assert nbytes(down) < count_bytes(to_records(envelope)) < nbytes(down) + 1000
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_records_that_are_no_message_are_a_failure_not_a_crash(records: RecordDi
 
 def test_stamps_are_exact_in_checkpoints() -> None:
     held = StateStamp.of(Stamp(123_456, 3), torch.zeros(5))
-    assert stamps_of(held) == [Stamp(123_456, 3)] and NEVER < Stamp(0, 1) < Stamp(1, 0)
+    assert stamps_of(held) == [Stamp(123_456, 3)] and NOT_VISITED < Stamp(0, 1) < Stamp(1, 0)
 
 
 def test_a_digest_is_of_words_and_numbers() -> None:

@@ -15,7 +15,7 @@ from tests.support.in_process_nodes import (
 )
 from undrift.data.registry import Data
 from undrift.deploy.messages import Envelope
-from undrift.deploy.node import answered
+from undrift.deploy.node import answer_request
 
 # first contact
 
@@ -86,7 +86,7 @@ def test_a_node_without_a_name_is_refused(tmp_path: Path, caplog: Any) -> None:
     made = experiment()
     nodes = Nodes(made, tmp_path)
     nodes.spoil = lambda who, reply: (
-        answered(made, {"part": 0}, None, Envelope("hello", {})) if who == "ash" else reply
+        answer_request(made, {"part": 0}, None, Envelope("hello", {})) if who == "ash" else reply
     )
     refused(nodes, caplog, "a node needs a name of its own that stays the same", wait=5.0)
 

@@ -13,7 +13,7 @@ import undrift as ud
 from tests.support.small_model import federation
 from tests.support.toy_problem import gap, path
 from undrift.core.rng import Key
-from undrift.problems.dropout import kept, kept_compiled
+from undrift.problems.dropout import draw_kept_units, draw_kept_units_compiled
 from undrift.problems.flat import FlatModel
 
 
@@ -25,7 +25,9 @@ from undrift.problems.flat import FlatModel
 )
 def test_the_compilers_dropout_drops_the_same_units(seeds: list[int], units: int, p: float) -> None:
     seed = torch.tensor(seeds)
-    assert torch.equal(kept(seed, [units], p), kept_compiled(seed, [units], p))
+    assert torch.equal(
+        draw_kept_units(seed, [units], p), draw_kept_units_compiled(seed, [units], p)
+    )
 
 
 def dropout_net() -> nn.Module:
@@ -102,7 +104,7 @@ def test_a_dropout_called_twice_draws_twice() -> None:
 def test_dropped_units_are_as_many_as_they_should_be_and_unrelated(step: int) -> None:
     """Of seeds that differ little, as those of layers and calls do; within five standard deviations."""
     units, p = 40_000, 0.3
-    stays = kept(torch.arange(20) * step + 12345, [units], p).double()
+    stays = draw_kept_units(torch.arange(20) * step + 12345, [units], p).double()
     assert float((stays.mean(1) - (1 - p)).abs().max()) < 5 * (p * (1 - p) / units) ** 0.5
     related = torch.corrcoef(stays).fill_diagonal_(0).abs().max()
     assert float(related) < 5 / units**0.5

@@ -16,7 +16,7 @@ from tests.support.small_model import X, Y, federation, mlp
 from undrift.compiler.kernels.dense import OWN_PRODUCTS, fast_layers, own_products
 from undrift.problems.evaluation import evaluate_each
 from undrift.simulation.batched_runs.problem import StackedProblem
-from undrift.simulation.engines.choice import Choice, cpp_compiler
+from undrift.simulation.engines.choice import EngineChoice, cpp_compiler
 
 WAYS = [
     False,
@@ -115,7 +115,7 @@ def test_products_are_our_own_from_the_first_compiled_round_on(
         type(problem), "evaluate", lambda self, x: seen.append(OWN_PRODUCTS.get()) or {}
     )
     settings: dict[str, Any] = {"rounds": 4, "local": ud.Local(steps=1, lr=0.1)}
-    ud.run(ud.FedAvg(), problem, engine=Choice("compiled", 2, since=3), **settings)
+    ud.run(ud.FedAvg(), problem, engine=EngineChoice("compiled", 2, since=3), **settings)
     ud.run(ud.FedAvg(), problem, engine="batched", **settings)
     assert seen == [False, False, True, True, *[False] * 4] and not OWN_PRODUCTS.get()
 

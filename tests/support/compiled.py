@@ -46,7 +46,7 @@ class TracedWorld(WorldProblem):
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced steps are run as traced: all of the compiled engine but the compiler."""
-    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))
+    monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args))
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 import undrift as ud
 from undrift.data.registry import Data
-from undrift.deploy.messages import NEVER, Envelope, pack, stamps_of, unpack
+from undrift.deploy.messages import NOT_VISITED, Envelope, pack_tensors, stamps_of, unpack_tensors
 from undrift.deploy.node import Node
-from undrift.deploy.problems import share
+from undrift.deploy.problems import data_of_client
 from undrift.deploy.serving import serve
 from undrift.deploy.settings import Deployment
 from undrift.deploy.state_store import ClientStateStore
@@ -42,7 +42,7 @@ def experiment(algorithm: Any = "scaffold-m", **words: Any) -> ud.Experiment:
 @cache
 def part(number: int) -> Data:
     """A client's samples, which are the same in all experiments here."""
-    return share(experiment(), number)
+    return data_of_client(experiment(), number)
 
 
 def simulated(made: ud.Experiment) -> list[ud.Round]:
@@ -130,12 +130,12 @@ def state_of(nodes: Nodes, client: int, r: Any) -> Any:
     (stamp,) = stamps_of(r.state.clients.gather([client]))
     method = nodes.experiment.methods[nodes.experiment.labels[0]].make()
     fresh = method.client(r.x)
-    if stamp == NEVER:
+    if stamp == NOT_VISITED:
         return fresh
     run = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["run"]
     stored = ClientStateStore(nodes.folder / sorted(nodes.there.values())[client] / run).get(stamp)
     assert stored is not None, f"client {client} has no state {stamp}"
-    return unpack(pack("state", fresh)[0], stored[0], fresh)
+    return unpack_tensors(pack_tensors("state", fresh)[0], stored[0], fresh)
 
 
 def invariant_gap(nodes: Nodes, r: Any) -> float:

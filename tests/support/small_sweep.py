@@ -3,12 +3,12 @@
 import undrift as ud
 from undrift.experiments.config.federation import federation
 from undrift.experiments.sweeps import (
-    Row,
     Space,
+    SpaceRow,
 )
 
 LR = {"local.lr": (0.05, 0.3, 1.0)}
-SPACE = Space("mine", common=LR, rows=(Row("scaffold-m", {"beta": (0.2, 0.6)}),))
+SPACE = Space("mine", common=LR, rows=(SpaceRow("scaffold-m", {"beta": (0.2, 0.6)}),))
 FEW = {"local.lr": (0.05, 0.3)}
 
 

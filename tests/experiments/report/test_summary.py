@@ -23,7 +23,7 @@ from tests.support.run_directories import (
 )
 from undrift.experiments.report import summarise, terminal_table, write_report
 from undrift.experiments.report.load import load_runs
-from undrift.experiments.report.stats import Cost, cost_by_share, first_round, mean_curve
+from undrift.experiments.report.stats import CostToReach, cost_by_share, first_round, mean_curve
 from undrift.experiments.report.text import write_remarks
 
 
@@ -73,7 +73,7 @@ def test_c3_spreads_a_first_contact_and_the_target_counts_it(tmp_path: Path) -> 
     s = summarise([run], target=0.6)
     (row,) = s.rows
     sent = 100_000 + 3 * 1000 - DOWN
-    assert row.to_target == Cost(True, 3, 0.3, bytes=sent, seconds=6.0)
+    assert row.to_target == CostToReach(True, 3, 0.3, bytes=sent, seconds=6.0)
     total = 100_000 - DOWN + 10 * 1000
     assert row.to_baseline.rounds == 5  # of its own final 0.8
     assert row.to_baseline.bytes == pytest.approx(total / 2, rel=1e-12)
@@ -97,7 +97,7 @@ def test_what_was_not_recorded_is_not_never(tmp_path: Path) -> None:
     b = write_run(tmp_path / "b", [2.0, 1.0], name="scaffold", metric="loss")
     s = summarise([a, b], target=0.6)
     lacking = s.row("scaffold")
-    assert lacking.to_baseline == lacking.to_target == Cost() and lacking is not s.best
+    assert lacking.to_baseline == lacking.to_target == CostToReach() and lacking is not s.best
     assert write_remarks(s, lacking) == ["seed 0 did not record accuracy"]
     assert "scaffold did not record accuracy." in s.notes
     assert not any("not finite" in note.lower() or "never" in note for note in s.notes)
@@ -166,7 +166,7 @@ def test_what_is_not_finite_is_not_averaged_away(tmp_path: Path) -> None:
     assert math.isnan(s.row("wild").mean) and s.best is s.row("fedavg")
     assert any("Not finite at the end: wild" in note for note in s.notes)
     s = summarise([root], last=2, baseline="wild")
-    assert s.quality is None and all(row.to_baseline == Cost() for row in s.rows)
+    assert s.quality is None and all(row.to_baseline == CostToReach() for row in s.rows)
     assert any("no finite final quality" in sentence for sentence in s.answer)
     write_report([root], tmp_path / "out", last=2, baseline="wild")
 

@@ -9,9 +9,9 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.runs.files import lock
 from undrift.experiments.sweeps import (
     Plan,
-    Row,
     Space,
-    opened,
+    SpaceRow,
+    open_sweep,
     run_sweep,
     space_of,
 )
@@ -29,7 +29,7 @@ from undrift.experiments.sweeps.space import GAMMA
         ({"validate": 1.0}, r"validate must lie in \[0, 1\)"),
         ({"sampler": "tpe"}, "sampler tpe needs a number of trials"),
         ({"space": space_of("search")}, "space search has a range for local.lr of fedavg"),
-        ({"space": Space("x", rows=(Row("fedavg", {"beta": (1,)}),))}, "unknown parameter of fedavg: 'beta'"),
+        ({"space": Space("x", rows=(SpaceRow("fedavg", {"beta": (1,)}),))}, "unknown parameter of fedavg: 'beta'"),
         ({"space": Space("x", common={GAMMA: (1,)})}, "unknown parameter of fedavg: 'gamma"),
         ({"space": Space("x", common={"local.lr": (0.1, -1.0)})}, "lr must lie in"),
     ],
@@ -66,7 +66,7 @@ def test_another_sweep_in_the_directory_is_refused(tmp_path, swept_once):
     with pytest.raises(InvalidInput, match="exists and is no sweep"):
         run_sweep(e, plan, tmp_path)
     with pytest.raises(InvalidInput, match="is not a sweep"):
-        opened(tmp_path)
+        open_sweep(tmp_path)
     held = lock(directory)
     try:
         with pytest.raises(InvalidInput, match="in use"):

@@ -14,9 +14,9 @@ from undrift.experiments.sweeps import (
     SPACES,
     Plan,
     Range,
-    Row,
     Space,
-    planned,
+    SpaceRow,
+    plan_sweep,
     space_of,
 )
 from undrift.experiments.sweeps.chosen import (
@@ -26,8 +26,14 @@ from undrift.experiments.sweeps.chosen import (
     method_words,
     with_methods,
 )
-from undrift.experiments.sweeps.plan import searches
-from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, read_space, space_from, space_words
+from undrift.experiments.sweeps.plan import plan_searches
+from undrift.experiments.sweeps.space import (
+    GAMMA,
+    UNDAMPENED,
+    read_space,
+    space_from_dict,
+    space_to_dict,
+)
 from undrift.simulation.catalogue import EXAMPLES
 
 # named spaces
@@ -42,7 +48,7 @@ def test_a_named_space_has_only_parameters_and_values_that_its_methods_take(name
     sampler = {"sampler": "random", "trials": 3} if name == "search" else {}
     for row in space.rows:
         e = experiment(algorithms={row.method: dict(row.when)})
-        (search,) = searches(e, Plan(space, **sampler))
+        (search,) = plan_searches(e, Plan(space, **sampler))
         assert search.has_row and set(row.choices) <= set(search.choices)
         check_values(e, search, PROBLEM)
 
@@ -51,7 +57,7 @@ def test_a_named_space_has_only_parameters_and_values_that_its_methods_take(name
 def test_a_method_without_a_row_has_what_is_common(name):
     for method in set(METHODS) - {row.method for row in SPACES[name].rows}:
         e = experiment(algorithms={method: EXAMPLES.get(method, {})})
-        (search,) = searches(e, Plan(SPACES[name], trials=3, sampler="random"))
+        (search,) = plan_searches(e, Plan(SPACES[name], trials=3, sampler="random"))
         assert search.choices == SPACES[name].common and not search.has_row
         check_values(e, search, PROBLEM)
 
@@ -59,7 +65,7 @@ def test_a_method_without_a_row_has_what_is_common(name):
 def test_the_grids_have_as_many_points_as_in_the_papers():
     def points(space, method, **parameters):
         e = experiment(algorithms={method: parameters})
-        return searches(e, Plan(space_of(space)))[0].trials
+        return plan_searches(e, Plan(space_of(space)))[0].trials
 
     assert points("ghbm-lenet", "fedavg") == 3 * 3 * 3  # eta, eta_l, wd
     assert points("ghbm-lenet", "ghbm") == 3 * 3 * 4 * 3
@@ -76,7 +82,7 @@ def test_the_grids_have_as_many_points_as_in_the_papers():
 
 
 def test_table_7_server_momentum_is_undampened():
-    (search,) = searches(experiment("fedavgm"), Plan(space_of("ghbm-lenet")))
+    (search,) = plan_searches(experiment("fedavgm"), Plan(space_of("ghbm-lenet")))
     assert search.points is not None
     for point in search.points:
         words = method_words(experiment("fedavgm"), "fedavgm", point, PROBLEM)
@@ -132,7 +138,7 @@ def test_gamma_needs_fixed_work():
 
 @pytest.mark.parametrize("name", SPACES)
 def test_a_space_is_the_same_after_toml(name):
-    assert space_from(space_words(SPACES[name]), name) == SPACES[name]
+    assert space_from_dict(space_to_dict(SPACES[name]), name) == SPACES[name]
 
 
 def test_a_space_of_ones_own(tmp_path):
@@ -143,7 +149,7 @@ def test_a_space_of_ones_own(tmp_path):
     )
     space = space_of(str(file))
     assert space.common == {"local.lr": (0.1, 1.0)}
-    assert space.rows == (Row("mime", {"beta": Range(0.1, 0.9)}, {"opt": "sgdm"}),)
+    assert space.rows == (SpaceRow("mime", {"beta": Range(0.1, 0.9)}, {"opt": "sgdm"}),)
 
 
 @pytest.mark.parametrize(
@@ -174,27 +180,29 @@ def test_a_wrong_space_file_is_refused(tmp_path, text, message):
 
 def test_budgets_are_equal_and_small_grids_are_exhausted():
     e = experiment("fedavg", "scaffold-m")
-    whole = searches(e, Plan(SPACE))
+    whole = plan_searches(e, Plan(SPACE))
     assert [s.trials for s in whole] == [3, 6]
-    few = searches(e, Plan(SPACE, trials=4))
+    few = plan_searches(e, Plan(SPACE, trials=4))
     assert [s.trials for s in few] == [3, 4]
     drawn = few[1].points
     assert drawn is not None and len({tuple(p.items()) for p in drawn}) == 4
-    assert drawn != searches(e, Plan(SPACE, trials=4, seed=1))[1].points
+    assert drawn != plan_searches(e, Plan(SPACE, trials=4, seed=1))[1].points
     for sampler in ("random", "tpe"):  # nothing to search in what can be tried whole
-        fedavg, scaffold = searches(e, Plan(SPACE, trials=4, sampler=sampler))
+        fedavg, scaffold = plan_searches(e, Plan(SPACE, trials=4, sampler=sampler))
         assert fedavg.points == whole[0].points and scaffold.points is None
 
 
 def test_the_introduction_says_what_is_unequal():
     e = experiment("fedavg", "scaffold-m", "fedgm")
-    said = list(introduction(planned(e, Plan(SPACE, trials=4, seeds=2))))
+    said = list(introduction(plan_sweep(e, Plan(SPACE, trials=4, seeds=2))))
     assert "every method: at most 4 trials of 4 rounds with 2 seeds" in said
     assert "fedavg: the grid has 3 points, the rest of the budget stays unspent" in said
     assert "scaffold-m: 4 of 6 points of the grid, drawn without replacement" in said
     assert "fedgm: no row in space mine; only what is common: local.lr" in said
     assert any("training samples held out" in line and "test data unseen" in line for line in said)
-    said = list(introduction(planned(experiment("scaffold"), Plan(space_of("fedgm"), validate=0))))
+    said = list(
+        introduction(plan_sweep(experiment("scaffold"), Plan(space_of("fedgm"), validate=0)))
+    )
     assert "scaffold: space fedgm has nothing to choose; tried once as it is" in said
     assert any("test data, as in the papers" in line for line in said)
 
@@ -203,8 +211,8 @@ def test_the_introduction_says_what_is_unequal():
 
 
 def flagged(method: str, choices: dict, chosen: dict) -> list[str]:
-    space = Space("edges", rows=(Row(method, choices),))
-    (search,) = searches(experiment(method), Plan(space, trials=2, sampler="random"))
+    space = Space("edges", rows=(SpaceRow(method, choices),))
+    (search,) = plan_searches(experiment(method), Plan(space, trials=2, sampler="random"))
     return [line.split(" is at")[0] for line in edges(experiment(method), search, chosen, PROBLEM)]
 
 

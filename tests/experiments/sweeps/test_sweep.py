@@ -22,20 +22,20 @@ from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps import (
     Plan,
     Range,
-    Row,
     Space,
+    SpaceRow,
     best_experiment,
-    found,
-    opened,
-    planned,
+    open_sweep,
+    plan_sweep,
+    read_results,
     run_sweep,
     sweeping,
 )
 from undrift.experiments.sweeps.chosen import (
     with_methods,
 )
-from undrift.experiments.sweeps.plan import searches
-from undrift.experiments.sweeps.space import space_from, space_words
+from undrift.experiments.sweeps.plan import plan_searches
+from undrift.experiments.sweeps.space import space_from_dict, space_to_dict
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.simulation.api import prepare
 
@@ -113,7 +113,7 @@ def test_a_trial_that_nobody_is_left_in_is_said(tmp_path, capsys):
     )
     plan = Plan(Space("work", common={"local.steps": (2, 25)}))
     swept(e, plan, tmp_path / "sweep")
-    (fedavg,) = found(planned(e, plan), tmp_path / "sweep")
+    (fedavg,) = read_results(plan_sweep(e, plan), tmp_path / "sweep")
     assert [t.outcome.state for t in fedavg.trials] == ["done", "deserted"]
     assert "nobody is left" in fedavg.trials[1].outcome.reason
     assert "deserted" in capsys.readouterr().out
@@ -121,8 +121,8 @@ def test_a_trial_that_nobody_is_left_in_is_said(tmp_path, capsys):
 
 def test_parameters_of_a_method_within_a_method(tmp_path):
     words = {"method": [{"name": "autonomous-fedgm", "schedule": {"eta": [1.0, 4.0], "nu": [0.7]}}]}
-    space = space_from(words, "nested")
-    assert space_from(space_words(space), "nested") == space
+    space = space_from_dict(words, "nested")
+    assert space_from_dict(space_to_dict(space), "nested") == space
     schedule = {"name": "fedgm", "beta": 0.5}
     e = experiment(algorithms={"autonomous-fedgm": {"schedule": schedule}})
     trials = list(run_sweep(e, Plan(space), tmp_path))
@@ -131,18 +131,18 @@ def test_parameters_of_a_method_within_a_method(tmp_path):
         made = with_methods(e, {"it": trial.words}).methods["it"].make()
         assert made.schedule == ud.FedGM(eta=trial.chosen["schedule.eta"], beta=0.5, nu=0.7)
     with pytest.raises(InvalidInput, match="unknown parameter of fedavg: 'schedule.eta'"):
-        searches(experiment("fedavg"), Plan(Space("s", common={"schedule.eta": (1.0,)})))
+        plan_searches(experiment("fedavg"), Plan(Space("s", common={"schedule.eta": (1.0,)})))
 
 
 def test_what_diverges_is_pruned_and_said(tmp_path, capsys):
     space = Space(
         "steep",
         common={"local.lr": (0.1, 1e39)},
-        rows=(Row("scaffold", {"local.lr": (1e39, 1e40)}),),
+        rows=(SpaceRow("scaffold", {"local.lr": (1e39, 1e40)}),),
     )
     e, plan = experiment("fedavg", "scaffold", baseline="scaffold"), Plan(space)
     swept(e, plan, tmp_path)
-    fedavg, scaffold = found(planned(e, plan), tmp_path)
+    fedavg, scaffold = read_results(plan_sweep(e, plan), tmp_path)
     assert [t.outcome.state for t in fedavg.trials] == ["done", "diverged"]
     assert fedavg.best is not None and fedavg.best.chosen == {"local.lr": 0.1}
     assert fedavg.trials[1].outcome.reason
@@ -166,8 +166,10 @@ def test_hopeless_trials_are_pruned(tmp_path):
 
 def test_a_search_is_repeatable_and_does_no_trial_twice(tmp_path, monkeypatch):
     calls = []
-    curves = sweeping.curves
-    monkeypatch.setattr(sweeping, "curves", lambda *given: calls.append(given) or curves(*given))
+    curves = sweeping.group_curves
+    monkeypatch.setattr(
+        sweeping, "group_curves", lambda *given: calls.append(given) or curves(*given)
+    )
     lists = Space(
         "lists", common={"local.lr": (0.1, 0.3), "local.batch": (4, 8), "local.clip": (1.0, 9.0)}
     )
@@ -182,7 +184,7 @@ def test_a_search_is_repeatable_and_does_no_trial_twice(tmp_path, monkeypatch):
 
 
 def test_ranges_are_searched(tmp_path):
-    rows = (Row("ghbm", {"tau": Range(2, 6, whole=True)}),)
+    rows = (SpaceRow("ghbm", {"tau": Range(2, 6, whole=True)}),)
     space = Space("ranges", common={"local.lr": Range(0.01, 1.0, log=True)}, rows=rows)
     for sampler in ("random", "tpe"):
         plan = Plan(space, trials=3, sampler=sampler, seed=5)
@@ -203,7 +205,7 @@ def test_accuracy_is_maximised_and_loss_minimised(tmp_path, swept_once):
                        clients={"partition": "iid", "number": 6})  # fmt: skip
         trials = list(run_sweep(e, Plan(Space("lr", common=FEW)), tmp_path))
         best = best_experiment(e, {"fedavg": trials})
-        assert trials[0].figure == "loss" and best is not None
+        assert trials[0].metric == "loss" and best is not None
         least = min(trials, key=lambda t: t.outcome.quality)
         assert best.local_of("fedavg").lr == least.chosen["local.lr"]
     finally:
@@ -226,10 +228,10 @@ def blobs() -> Data:
 KILLED = """
 import sys
 from pathlib import Path
-from undrift.experiments.sweeps import opened, run_sweep
+from undrift.experiments.sweeps import open_sweep, run_sweep
 directory = Path(sys.argv[1])
 print("begun", flush=True)
-for trial in run_sweep(*opened(directory), directory):
+for trial in run_sweep(*open_sweep(directory), directory):
     print(trial.number, flush=True)
 """
 
@@ -240,13 +242,13 @@ def resumable(sampler: str, file: Path) -> tuple[ud.Experiment, Plan]:
     own = {"use": [str(file)], "data": {"name": "blobs"}, "rounds": 12}
     if sampler == "grid":
         return experiment("fedavg", "scaffold-m", **own), Plan(SPACE, seeds=2)
-    rows = (Row("scaffold-m", {"beta": Range(0.1, 1.0)}),)
+    rows = (SpaceRow("scaffold-m", {"beta": Range(0.1, 1.0)}),)
     space = Space("ranges", common={"local.lr": Range(1e-4, 1.0, log=True)}, rows=rows)
     return experiment("scaffold-m", **own), Plan(space, trials=13, sampler="tpe")
 
 
 def everything(directory: Path) -> tuple[str, str, list]:
-    trials = [f.trials for f in found(planned(*opened(directory)), directory)]
+    trials = [f.trials for f in read_results(plan_sweep(*open_sweep(directory)), directory)]
     return (directory / "trials.csv").read_text(), (directory / "best.toml").read_text(), trials
 
 
@@ -287,7 +289,7 @@ def test_a_sweep_that_is_left_early_goes_on(tmp_path, swept_once):
     with pytest.raises(InvalidInput, match="in use by another process"):
         next(run_sweep(e, plan, tmp_path / "early"))
     del begun  # as when a loop over it is left
-    assert first + list(run_sweep(*opened(tmp_path / "early"), tmp_path / "early")) == trials
+    assert first + list(run_sweep(*open_sweep(tmp_path / "early"), tmp_path / "early")) == trials
     assert everything(tmp_path / "early") == everything(directory)
 
 

@@ -11,7 +11,7 @@ import undrift as ud
 from tests.support.method_table import FIRST, ROWS, Row
 from tests.support.population import ROUGH, SEVERAL_EXCHANGES
 from tests.support.toy_problem import path
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.choice import EngineChoice
 
 N = 8
 BUFFERED = [row for row in FIRST if row.partial and row.name not in SEVERAL_EXCHANGES]
@@ -100,7 +100,7 @@ def test_as_many_are_computed_at_once_as_are_at_work(caplog: pytest.LogCaptureFi
     caplog.set_level("INFO", "undrift")
     row = next(row for row in ROWS if row.name == "fedavg")
     path(ud.FedAvg(), noisy(ud.Quadratic), engine="events-batched", **given(row))
-    assert str(Choice("batched", 6)) in caplog.text
+    assert str(EngineChoice("batched", 6)) in caplog.text
 
 
 @pytest.mark.parametrize("size", [1, 3])

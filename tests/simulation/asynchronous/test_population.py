@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import undrift as ud
 from tests.support.quadratics import quadratic
-from undrift.simulation.asynchronous.availability import NEVER
+from undrift.simulation.asynchronous.availability import NEVER_AVAILABLE
 
 HOUR, DAY = 3600.0, 86400.0
 LOCAL = ud.Local(steps=2, lr=0.05)
@@ -176,8 +176,8 @@ def test_deadline() -> None:
 def test_windows_are_consistent(availability: Any, client: int, time: float) -> None:
     """The first interval that ends after a moment: the same asked from inside; and again at its own beginning."""
     begin, end = availability.window(9, client, time)
-    if (begin, end) == NEVER:
-        assert availability.window(9, client, time + 100) == NEVER
+    if (begin, end) == NEVER_AVAILABLE:
+        assert availability.window(9, client, time + 100) == NEVER_AVAILABLE
         return
     assert begin < end and end > time
     if math.isinf(end):
@@ -195,7 +195,9 @@ def test_windows_by_hand() -> None:
     trace = ud.Trace([(0, 3, 5), (0, 5, 9), (0, 20, 31)])
     assert trace.window(0, 0, 0.0) == (3.0, 9.0)  # without a seam
     assert trace.window(0, 0, 9.0) == (20.0, 31.0)
-    assert trace.window(0, 0, 31.0) == NEVER and trace.window(0, 7, 0.0) == NEVER
+    assert (
+        trace.window(0, 0, 31.0) == NEVER_AVAILABLE and trace.window(0, 7, 0.0) == NEVER_AVAILABLE
+    )
     around = ud.Trace([(0, 0, 4), (0, 9, 10)], repeat=10.0)
     assert around.window(0, 0, 9.5) == (9.0, 14.0)
     assert ud.Trace([(0, 0, 10)], repeat=10.0).window(0, 0, 7.0) == (-math.inf, math.inf)

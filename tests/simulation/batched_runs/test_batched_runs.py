@@ -85,7 +85,9 @@ BY_THEMSELVES = ("multistage-fedgm", "fedasync")
 def test_every_method_together_equals_alone(
     row: Row, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))  # as traced
+    monkeypatch.setattr(
+        inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args)
+    )  # as traced
     local = {"steps": [4, 2, 3, 1, 5, 3] if row.unequal else 3, "batch": 4} | row.local
     algorithm = made(row)
     trials = [
@@ -135,7 +137,9 @@ def test_what_servers_know_may_change_from_round_to_round(
     engine: str, monkeypatch: pytest.MonkeyPatch, lines: Any
 ) -> None:
     """Step sizes that shrink, and cohorts with other shares of the weight; ScaffoldM uses both, and K."""
-    monkeypatch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))  # as traced
+    monkeypatch.setattr(
+        inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args)
+    )  # as traced
     trials = [
         Trial(
             ud.ScaffoldM(beta=0.3),
@@ -156,7 +160,7 @@ def test_traced_steps_are_the_same(
 ) -> None:
     graphs: list[Any] = []
     run_as_traced = lambda graph, *_: graphs.append(graph.graph) or (lambda args: graph(*args))
-    monkeypatch.setattr(inductor, "build", run_as_traced)
+    monkeypatch.setattr(inductor, "compile_graph", run_as_traced)
     if layers == "large":  # products are a library's, updates are folded into them
         monkeypatch.setattr(small_products, "SMALL", 0)
         monkeypatch.setattr(step, "LARGE", 0)

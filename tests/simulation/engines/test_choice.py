@@ -12,12 +12,12 @@ import undrift as ud
 from tests.support.compiled import ragged
 from tests.support.images import NETS, images
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose
 
 # choices
 
 
-def asked(problem: Any, **settings: Any) -> Choice:
+def asked(problem: Any, **settings: Any) -> EngineChoice:
     usual: dict[str, Any] = {
         "rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
     }  # fmt: skip
@@ -30,16 +30,16 @@ def test_short_runs_stay_eager_and_long_ones_are_compiled(
     problem = ragged()
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.001)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
-    assert asked(problem) == Choice("batched", 3)
+    assert asked(problem) == EngineChoice("batched", 3)
     with caplog.at_level(logging.INFO, logger="undrift"):
         ud.rounds(ud.FedAvg(), problem, rounds=5, participation=ud.Uniform(3))
     assert "engine: clients in chunks of 3, batched" in caplog.text
-    assert asked(problem, rounds=10_000) == Choice("compiled", 3, since=2)
+    assert asked(problem, rounds=10_000) == EngineChoice("compiled", 3, since=2)
     assert "from round 2 on" in str(asked(problem, rounds=10_000))
-    assert asked(problem, rounds=10_000, engine="batched") == Choice("batched", 3)
+    assert asked(problem, rounds=10_000, engine="batched") == EngineChoice("batched", 3)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: None)
     with caplog.at_level(logging.WARNING, logger="undrift"):
-        assert asked(problem, rounds=10_000) == Choice("batched", 3)
+        assert asked(problem, rounds=10_000) == EngineChoice("batched", 3)
     assert "no C++ compiler was found" in caplog.text
 
 
@@ -48,10 +48,10 @@ def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
     problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=ud.IID(4))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert asked(problem) == Choice("sequential", workers=2)
+    assert asked(problem) == EngineChoice("sequential", workers=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert asked(problem) == Choice("sequential")
-    assert asked(problem, workers=3) == Choice("sequential", workers=3)
+    assert asked(problem) == EngineChoice("sequential")
+    assert asked(problem, workers=3) == EngineChoice("sequential", workers=3)
 
 
 def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"engine": "warp"}, "warp"),
         ({"workers": 0}, "workers must lie in"),
         ({"engine": "batched", "workers": 2}, "leave workers out"),
-        ({"engine": Choice("batched", 2), "chunk": 3}, "give one or the other"),
+        ({"engine": EngineChoice("batched", 2), "chunk": 3}, "give one or the other"),
     ],
     ids=str,
 )
@@ -86,17 +86,23 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.01)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert choose(problem, rounds=100, **usual) == Choice("sequential", workers=2)
+    assert choose(problem, rounds=100, **usual) == EngineChoice("sequential", workers=2)
     long = choose(problem, rounds=10_000, **usual)
-    assert long == Choice("compiled", workers=2, since=2)
+    assert long == EngineChoice("compiled", workers=2, since=2)
     assert str(long) == "clients one after another, 2 side by side, compiled from round 2 on"
-    assert choose(problem, rounds=1, engine="compiled", **usual) == Choice("compiled", workers=2)
-    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == Choice("compiled", 3)
+    assert choose(problem, rounds=1, engine="compiled", **usual) == EngineChoice(
+        "compiled", workers=2
+    )
+    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice(
+        "compiled", 3
+    )
     own = choose(problem, rounds=1, engine="compiled", workers=3, **usual)
-    assert own == Choice("compiled", workers=3)
-    assert choose(problem, rounds=10_000, workers=3, **usual) == Choice("compiled", 1, 3, since=2)
+    assert own == EngineChoice("compiled", workers=3)
+    assert choose(problem, rounds=10_000, workers=3, **usual) == EngineChoice(
+        "compiled", 1, 3, since=2
+    )
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert choose(problem, rounds=10_000, **usual) == Choice("compiled", since=2)
+    assert choose(problem, rounds=10_000, **usual) == EngineChoice("compiled", since=2)
 
 
 def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +124,7 @@ def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_workers_need_chunks_of_one() -> None:
     with pytest.raises(ud.InvalidInput, match="'compiled' with chunk=1"):
-        Choice("compiled", 2, workers=2)
+        EngineChoice("compiled", 2, workers=2)
 
 
 def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +135,9 @@ def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.Monke
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 1.0)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     usual: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)}
-    choice = on_ray.choose_on_ray(problem, Choice("ray"), None, rounds=1000, **usual)
-    assert choice == Choice("ray", workers=2, since=2, shards=2, inside="compiled")
-    assert choice.inner == Choice("compiled", since=2)
+    choice = on_ray.choose_on_ray(problem, EngineChoice("ray"), None, rounds=1000, **usual)
+    assert choice == EngineChoice("ray", workers=2, since=2, shards=2, inside="compiled")
+    assert choice.inner == EngineChoice("compiled", since=2)
     assert (
         str(choice)
         == "2 workers on Ray, 2 shards; in each, clients one after another, compiled from round 2 on"

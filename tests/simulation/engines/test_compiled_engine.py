@@ -20,7 +20,7 @@ from undrift.compiler import inductor
 from undrift.compiler import step as steps
 from undrift.compiler.kernels import gather as gathering
 from undrift.compiler.kernels import products, small_products
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import PROGRAMS
 
 compiled = import_module(
@@ -109,7 +109,7 @@ def test_updates_folded_into_products_are_the_methods_own(
         shared.append(sum("aten.mm" in target for target in targets))
         return lambda args: graph(*args)
 
-    monkeypatch.setattr(inductor, "build", run_as_traced)
+    monkeypatch.setattr(inductor, "compile_graph", run_as_traced)
     monkeypatch.setattr(small_products, "SMALL", 0)
     monkeypatch.setattr(steps, "LARGE", 0)
     settings: dict[str, Any] = {
@@ -208,7 +208,9 @@ def test_unequal_steps_of_any_number_run_the_same_program(
 ) -> None:
     made_here = []
     monkeypatch.setattr(
-        inductor, "build", lambda graph, *_: made_here.append(1) or (lambda args: graph(*args))
+        inductor,
+        "compile_graph",
+        lambda graph, *_: made_here.append(1) or (lambda args: graph(*args)),
     )
     local = ud.Local(steps=(1, 9), batch=4, lr=0.1)
     ud.run(
@@ -226,8 +228,10 @@ def test_unequal_steps_of_any_number_run_the_same_program(
 def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""
     made_here = []
-    original = inductor.build
-    monkeypatch.setattr(inductor, "build", lambda *args: made_here.append(1) or original(*args))
+    original = inductor.compile_graph
+    monkeypatch.setattr(
+        inductor, "compile_graph", lambda *args: made_here.append(1) or original(*args)
+    )
     problem = quadratic()
     for beta, lr in ((0.3, 0.1), (0.6, 0.05)):
         settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, lr=lr, decay=0.5)}
@@ -240,7 +244,7 @@ def test_a_resumed_run_with_its_choice_gives_the_same_bits(interpreted: None) ->
     problem = ragged(torch.float32)
     settings: dict[str, Any] = {
         "participation": ud.Uniform(3), "local": ud.Local(steps=3, batch=4, lr=0.1),
-        "engine": Choice("compiled", chunk=2, since=3),
+        "engine": EngineChoice("compiled", chunk=2, since=3),
     }  # fmt: skip
     whole = ud.run(ud.Scaffold(), problem, rounds=6, **settings)
     for pause in (1, 2, 3, 5):

@@ -13,7 +13,7 @@ from tests.support.compiled import Careful, ragged
 from tests.support.toy_problem import gap, path
 from undrift.compiler import inductor
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import Choice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_program_that_computes_something_else_is_given_up(
         is_step = not next(iter(graph.graph.find_nodes(op="output"))).args[0]
         return lambda args: wrong(args[0]) if is_step else graph(*args)
 
-    monkeypatch.setattr(inductor, "build", build)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=3, batch=4, lr=0.1)}
     ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg(), ragged(), **settings)) < 1e-9
@@ -60,7 +60,7 @@ def test_a_program_that_loses_its_momentum_is_given_up(
 ) -> None:
     """The first step from a momentum of zero is right: only several, from one that is not, show the mistake."""
     build = lambda graph, *_: Once(lambda args: graph(*args), carried=4)
-    monkeypatch.setattr(inductor, "build", build)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     local = ud.Local(steps=3, batch=4, lr=0.1, momentum=0.9)
     settings: dict[str, Any] = {"rounds": 3, "local": local}
     ours = path(ud.FedAvg(), ragged(), engine="compiled", **settings)
@@ -69,7 +69,9 @@ def test_a_program_that_loses_its_momentum_is_given_up(
     assert "its program computes something else" in line
 
 
-@pytest.mark.parametrize("engine", ["compiled", "auto", Choice("compiled", 4, since=2)], ids=str)
+@pytest.mark.parametrize(
+    "engine", ["compiled", "auto", EngineChoice("compiled", 4, since=2)], ids=str
+)
 def test_an_untested_torch_does_not_compile(
     engine: Any, monkeypatch: pytest.MonkeyPatch, refusals: Any
 ) -> None:
@@ -121,7 +123,7 @@ def test_without_a_compiler_there_is_one_line(
     def none(*args: Any) -> Any:
         raise RuntimeError("No working C++ compiler found")
 
-    monkeypatch.setattr(inductor, "build", none)
+    monkeypatch.setattr(inductor, "compile_graph", none)
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     ours = path(ud.Scaffold(), ragged(), engine="compiled", **settings)
     assert (ours == path(ud.Scaffold(), ragged(), engine="batched", **settings)).all()

@@ -15,7 +15,7 @@ from tests.support.oracles.world import make_world
 from tests.support.toy_problem import PlainFedAvg, gap, path
 from undrift.algorithms.fedavg import Up
 from undrift.compiler import CannotCompile
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import programs_of
 
 
@@ -23,7 +23,7 @@ from undrift.simulation.engines.compiled import programs_of
 def test_one_client_at_a_time_as_traced(layers: Any, interpreted: None, refusals: Any) -> None:
     problem = images(*layers)
     local = ud.Local(epochs=1, batch=4, lr=0.1)  # short minibatches, too
-    choice = Choice("compiled", workers=2)
+    choice = EngineChoice("compiled", workers=2)
     for method in (ud.Scaffold(), ud.FedAvg_M_VR(0.3)):
         ours = path(method, problem, rounds=2, local=local, engine=choice)
         alone = path(method, problem, rounds=2, local=local, engine="sequential")
@@ -64,7 +64,7 @@ def test_any_number_of_workers_gives_the_same_bits(refusals: Any) -> None:
     threads = torch.get_num_threads()
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=2, lr=0.1)}
     one, *others = (
-        path(ud.Scaffold(), problem, engine=Choice("compiled", workers=n), **settings)
+        path(ud.Scaffold(), problem, engine=EngineChoice("compiled", workers=n), **settings)
         for n in (1, 2, 3)
     )
     assert all((each == one).all() for each in others)
@@ -76,7 +76,7 @@ def test_any_number_of_workers_gives_the_same_bits(refusals: Any) -> None:
 def test_convolutions_in_chunks_are_right_too(interpreted: None, refusals: Any) -> None:
     problem = images(*NETS["relu, pool"])
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = path(ud.FedAvg(), problem, engine=Choice("compiled", 4), **settings)
+    ours = path(ud.FedAvg(), problem, engine=EngineChoice("compiled", 4), **settings)
     assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
     assert refusals() == []
 
@@ -84,7 +84,7 @@ def test_convolutions_in_chunks_are_right_too(interpreted: None, refusals: Any) 
 def test_rounds_before_the_first_compiled_one_are_sequential(interpreted: None) -> None:
     problem = images(*NETS["pool"], dtype=torch.float32)
     settings: dict[str, Any] = {"local": ud.Local(steps=2, batch=4, lr=0.1)}
-    late = Choice("compiled", workers=2, since=3)
+    late = EngineChoice("compiled", workers=2, since=3)
     ours = ud.run(ud.Scaffold(), problem, rounds=4, engine=late, **settings)
     early = ud.run(ud.Scaffold(), problem, rounds=2, engine=late, **settings)
     alone = ud.run(ud.Scaffold(), problem, rounds=2, engine="sequential", **settings)
@@ -97,7 +97,7 @@ def test_what_is_refused_is_computed_as_the_sequential_engine_does(refusals: Any
     careful: Any = Careful()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1)}
     problem = images(*NETS["pool"])
-    ours = path(careful, problem, engine=Choice("compiled", workers=2), **settings)
+    ours = path(careful, problem, engine=EngineChoice("compiled", workers=2), **settings)
     assert (ours == path(careful, problem, engine="sequential", **settings)).all()
     assert len(refusals()) == 1 and "not compiled" in refusals()[0]
 
@@ -106,7 +106,7 @@ def test_who_diverges_is_left_out(interpreted: None) -> None:
     problem = images(*NETS["relu, pool"])
     problem.X[problem.samples(2)] *= 1e200
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = ud.run(ud.Scaffold(), problem, engine=Choice("compiled", workers=2), **settings)
+    ours = ud.run(ud.Scaffold(), problem, engine=EngineChoice("compiled", workers=2), **settings)
     alone = ud.run(ud.Scaffold(), problem, engine="sequential", **settings)
     assert [r.left_out for r in ours.history] == [r.left_out for r in alone.history] == [(2,)] * 2
     assert [r.bytes_up for r in ours.history] == [r.bytes_up for r in alone.history]
@@ -120,7 +120,7 @@ def test_errors_name_the_client(interpreted: None) -> None:
 
     broken: Any = Broken()
     with pytest.raises(ud.MethodFailure, match="client 0, round 1, stage local: ZeroDivision"):
-        ud.run(broken, images(nn.ReLU()), rounds=1, engine=Choice("compiled", workers=2))
+        ud.run(broken, images(nn.ReLU()), rounds=1, engine=EngineChoice("compiled", workers=2))
 
 
 class Counting(PlainFedAvg):
@@ -137,7 +137,7 @@ class Counting(PlainFedAvg):
 def test_whole_numbers_are_carried(interpreted: None, refusals: Any) -> None:
     problem, counting = images(nn.ReLU()), Counting()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=3, batch=4, lr=0.1)}
-    ours = path(counting, problem, engine=Choice("compiled", workers=2), **settings)
+    ours = path(counting, problem, engine=EngineChoice("compiled", workers=2), **settings)
     assert gap(ours, path(counting, problem, engine="sequential", **settings)) < 1e-9
     assert refusals() == []
 
@@ -178,7 +178,7 @@ def test_refusals_keep_nothing(interpreted: None) -> None:
     """What is refused is refused again and again, and must not hold on to the visits it was asked for in."""
     problem, careful = images(nn.ReLU()), Careful()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=2, lr=0.1)}
-    ud.run(careful, problem, engine=Choice("compiled", workers=2), **settings)
+    ud.run(careful, problem, engine=EngineChoice("compiled", workers=2), **settings)
     (why,) = programs_of(problem).specs.values()
     assert isinstance(why, CannotCompile)
     assert why.__traceback__ is None and why.__cause__ is None

@@ -28,7 +28,7 @@ from undrift.core.rng import Key
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.federation import federation
 from undrift.experiments.runs.running import carried_out, prepared, with_workers
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 from undrift.simulation.results import Round
 
 ray = pytest.importorskip("ray")
@@ -172,8 +172,8 @@ def world() -> WorldProblem:
     return WorldProblem(make_world(6, d=4))
 
 
-def on(workers: int, shards: int, inside: str = "batched") -> Choice:
-    return Choice("ray", chunk=4, workers=workers, shards=shards, inside=inside)
+def on(workers: int, shards: int, inside: str = "batched") -> EngineChoice:
+    return EngineChoice("ray", chunk=4, workers=workers, shards=shards, inside=inside)
 
 
 SETTINGS: dict[str, Any] = {
@@ -295,7 +295,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
 def test_workers_that_die_again_and_again_end_the_run(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_transport, "ATTEMPTS", 1)
+    monkeypatch.setattr(ray_transport, "MAX_LOSSES", 1)
     problem = Perilous(Key(0, 2), "die")
     playing = ud.rounds(ud.FedAvg(), problem, engine=on(1, 1), **SETTINGS)
     next(playing)
@@ -352,17 +352,19 @@ def test_states_do_not_travel_and_the_model_is_put_once(
 ) -> None:
     """What the driver packs and unpacks in a round: one Down, an Up a shard."""
     down, up, calls = [], [], []
-    pack, unpack = ray_transport.pack, ray_transport.unpack
+    pack, unpack = ray_transport.pack_object, ray_transport.unpack_object
     problem = world()
     playing: Any = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
     next(playing)  # workers have begun
-    monkeypatch.setattr(ray_transport, "pack", lambda x, *more: down.append(x) or pack(x, *more))
+    monkeypatch.setattr(
+        ray_transport, "pack_object", lambda x, *more: down.append(x) or pack(x, *more)
+    )
 
     def seen(content: Any, *more: Any) -> Any:
         up.append(unpack(content, *more))
         return up[-1]
 
-    monkeypatch.setattr(ray_transport, "unpack", seen)
+    monkeypatch.setattr(ray_transport, "unpack_object", seen)
     monkeypatch.setattr(ray_transport.RayTransport, "copy", lambda self: calls.append(self))
     next(playing)
     assert [type(x) for x in down] == [Sum, Sum]  # two exchanges
@@ -394,7 +396,7 @@ def test_a_recorded_run_goes_on_with_another_number_of_workers(
     whole = prepared(digits(engine=engine), tmp_path / "whole")
     list(carried_out(whole))
     kept = whole.experiment().engine_choice
-    assert isinstance(kept, Choice) and (kept.shards, kept.inside) == (2, "batched")
+    assert isinstance(kept, EngineChoice) and (kept.shards, kept.inside) == (2, "batched")
     halves = prepared(digits(engine=engine), tmp_path / "halves")
     updates: Any = carried_out(halves)
     for _ in range(3):
@@ -431,7 +433,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
     ("settings", "says"),
     [
         ({"engine": "ray", "workers": 7}, "workers=7 for 6 clients: use at most one for each"),
-        ({"engine": Choice("ray", shards=7)}, "7 shards for 6 clients"),
+        ({"engine": EngineChoice("ray", shards=7)}, "7 shards for 6 clients"),
         ({"engine": "ray", "workers": 0}, "workers must lie in"),
         ({"engine": "ray", "server": ud.Buffer(2)}, "for runs in virtual time"),
         ({"engine": on(2, 2), "population": ud.Population()}, "for runs in virtual time"),
@@ -455,11 +457,11 @@ def test_more_workers_than_processors_are_refused(monkeypatch: pytest.MonkeyPatc
 
 def test_choices_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InvalidInput, match="4 workers have nothing to do but 2 shards"):
-        Choice("ray", workers=4, shards=2)
+        EngineChoice("ray", workers=4, shards=2)
     with pytest.raises(InvalidInput, match="unknown engine inside a worker: 'events'"):
-        Choice("ray", inside="events")
+        EngineChoice("ray", inside="events")
     with pytest.raises(InvalidInput, match="for engine 'ray', not 'batched'"):
-        Choice("batched", shards=2)
+        EngineChoice("batched", shards=2)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +477,7 @@ def test_an_address_without_a_cluster_is_refused(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(InvalidInput, match=says):
-        clusters.connected()
+        clusters.connect()
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,7 +487,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_any_tensor_survives_the_wire() -> None:
-    from undrift.simulation.ray.serialisation import pack, pack_problem, unpack
+    from undrift.simulation.ray.serialisation import pack_object, pack_problem, unpack_object
 
     given: list[Tensor] = [
         torch.zeros(0),
@@ -495,12 +497,12 @@ def test_any_tensor_survives_the_wire() -> None:
         torch.tensor([True, False]),
     ]
     for t in given:
-        found = unpack(pack((t, None)))[0]
+        found = unpack_object(pack_object((t, None)))[0]
         assert torch.equal(found, t) and found.dtype == t.dtype and found.shape == t.shape
     problem = federation(digits(), 0).problem
     content = pack_problem(problem)
     assert sum(a.nbytes for a in content.arrays) == problem.X.nbytes + problem.Y.nbytes
-    other = unpack(content, shared=True)
+    other = unpack_object(content, shared=True)
     assert torch.equal(other.X, problem.X) and other.evaluate(problem.x0) == problem.evaluate(
         problem.x0
     )
