@@ -48,7 +48,7 @@ class _Run:
 Say: TypeAlias = Callable[[str, _Run, Update], None]
 
 
-def shown(
+def show_updates(
     updates: Iterable[Update], experiment: Experiment, path: Path, quiet: bool
 ) -> dict[str, str]:
     """Show updates as they come; returns what failed, by run."""
@@ -136,7 +136,7 @@ def _bars(experiment: Experiment) -> Iterator[Say]:
         yield say
 
 
-def talkative(verbose: bool) -> None:
+def set_verbosity(verbose: bool) -> None:
     """Log to stderr, more or less."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")

@@ -27,7 +27,7 @@ from undrift.core.records import nbytes, record, tensors
 from undrift.core.rng import Key
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.federation import federation
-from undrift.experiments.runs.running import carried_out, prepared, with_workers
+from undrift.experiments.runs.running import prepare_directory, run_experiment, set_workers
 from undrift.simulation.engines import EngineChoice
 from undrift.simulation.results import Round
 
@@ -393,16 +393,16 @@ def test_a_recorded_run_goes_on_with_another_number_of_workers(
 ) -> None:
     """On the second node the data are opened by their reader; metrics come out to the byte."""
     engine = {"name": "ray", "workers": 2}
-    whole = prepared(digits(engine=engine), tmp_path / "whole")
-    list(carried_out(whole))
-    kept = whole.experiment().engine_choice
+    whole = prepare_directory(digits(engine=engine), tmp_path / "whole")
+    list(run_experiment(whole))
+    kept = whole.experiment().engine
     assert isinstance(kept, EngineChoice) and (kept.shards, kept.inside) == (2, "batched")
-    halves = prepared(digits(engine=engine), tmp_path / "halves")
-    updates: Any = carried_out(halves)
+    halves = prepare_directory(digits(engine=engine), tmp_path / "halves")
+    updates: Any = run_experiment(halves)
     for _ in range(3):
         next(updates)
     updates.close()
-    list(carried_out(with_workers(halves, 1)))
+    list(run_experiment(set_workers(halves, 1)))
     for name in ("metrics.jsonl", "model.safetensors"):
         ours, expected = (d.path / name for d in (halves, whole))
         assert ours.read_bytes() == expected.read_bytes()
@@ -437,7 +437,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
         ({"engine": "ray", "workers": 0}, "workers must lie in"),
         ({"engine": "ray", "server": ud.Buffer(2)}, "for runs in virtual time"),
         ({"engine": on(2, 2), "population": ud.Population()}, "for runs in virtual time"),
-        ({"engine": on(2, 2), "workers": 2}, "a Choice has chunk and workers of its own"),
+        ({"engine": on(2, 2), "workers": 2}, "an EngineChoice has chunk and workers of its own"),
     ],
     ids=str,
 )
