@@ -249,6 +249,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
