@@ -195,8 +195,8 @@ def as_line(r: Round) -> dict[str, Any]:
     line |= {"left_out": r.left_out, "exchanges": r.exchanges}
     line |= {"bytes_down": r.bytes_down, "bytes_up": r.bytes_up}
     if r.timing is not None:
-        told = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
-        line |= {"virtual_seconds": r.time, "timing": told}
+        timing = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
+        line |= {"virtual_seconds": r.time, "timing": timing}
     return line | metrics_of(r)
 
 

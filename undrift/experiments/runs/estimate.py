@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter, time
-from typing import Any
 
 import psutil
 import torch
@@ -35,6 +34,7 @@ from undrift.simulation.client_states import half_of_memory
 ENOUGH_SECONDS, ENOUGH_ROUNDS = 1.0, 8  # of usual rounds
 AT_MOST_SECONDS = 4.0  # of them, if they are slow
 LOOKED_AT = 500  # rounds whose steps are counted
+MARK = "timing "  # what else is printed comes from a user's file
 REPORT = 0.6  # a report takes about this part of what it takes to start a process
 
 
@@ -71,6 +71,7 @@ def estimate(
     {'start': 2.0, 'setup': 2.0, 'compiling': 10.0, 'rounds': 10.0, 'evaluation': 2.0, 'report': 1.2}
     """
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
+    setup = max(timing.setup for timing in timings.values())  # others shared a federation
     names = ("start", "setup", "compiling", "rounds", "evaluation")
     workers = [dict.fromkeys(names, 0.0) for _ in range(jobs)]
     seeds = [experiment.seeds[0] if jobs == 1 else None] * jobs  # whose federation each one has
@@ -80,7 +81,7 @@ def estimate(
         if not parts["rounds"]:  # its first run
             parts["start"] = timing.start if jobs > 1 else 0.0
             parts["compiling"] = timing.compiler
-        parts["setup"] += timing.setup if seeds[n] != seed else 0.0
+        parts["setup"] += setup if seeds[n] != seed else 0.0
         parts["compiling"] += timing.compiling
         parts["rounds"] += timing.round * experiment.rounds
         parts["evaluation"] += timing.evaluation * evaluations
@@ -113,8 +114,9 @@ def measure_experiment(experiment: Experiment, jobs: int) -> dict[str, RunTiming
                 if process.returncode != 0:
                     reason = (errors.strip() or "no message").splitlines()[-1]
                     raise InvalidInput(f"trying {', '.join(part)} failed: {reason}")
-                for label, line in zip(part, said.splitlines()[-len(part) :], strict=True):
-                    measured[label].append(RunTiming(**json.loads(line)))
+                lines = [line for line in said.splitlines() if line.startswith(MARK)]
+                for label, line in zip(part, lines, strict=True):
+                    measured[label].append(RunTiming(**json.loads(line.removeprefix(MARK))))
         finally:
             for process in processes:
                 process.kill()
@@ -227,8 +229,8 @@ def main(jobs: str, *paths: str) -> None:
     start = time() - psutil.Process().create_time()
     federations = Federations()
     for path in paths:
-        timing: Any = measure(Path(path), start, int(jobs), federations)
-        print(json.dumps(asdict(timing)), flush=True)
+        timing = measure(Path(path), start, int(jobs), federations)
+        print(f"{MARK}{json.dumps(asdict(timing))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from undrift.simulation.engines import EngineChoice
 
 log = logging.getLogger("undrift")
 
-STOP = "stop"  # what a worker is told in place of a run
+STOP = "stop"  # sent to a worker in place of a run
 
 
 @dataclass(frozen=True)
