@@ -123,6 +123,38 @@ def test_dirichlet_mixtures_have_the_right_spread() -> None:
         assert shares.var() == pytest.approx(0.2 * 0.8 / (5 * alpha + 1), rel=0.25)
 
 
+@pytest.mark.parametrize("alpha", [0.2, 0.5])
+def test_dirichlet_in_both_conventions(alpha: float) -> None:
+    """Zaccone et al. C.2 draw from Dir(alpha p): with 10 balanced classes, concentration alpha/10 each."""
+    data = Samples(50_000, np.repeat(np.arange(10), 5000))
+    assert data.labels is not None
+    squares = {}
+    for concentration, each in (("alpha", alpha), ("alpha*p", alpha / 10)):
+        parts = ud.Dirichlet(500, alpha, concentration).split(data, 0)
+        shares = [np.bincount(data.labels[parts.of(i)], minlength=10) / 100 for i in range(150)]
+        squares[concentration] = (np.array(shares) ** 2).sum(1).mean()
+        expected = (each + 1) / (10 * each + 1)  # the mean of sum_c q_c^2
+        assert squares[concentration] == pytest.approx(expected, abs=0.05)
+    assert squares["alpha*p"] > 1.8 * squares["alpha"]
+    unequal = Samples(20_000, np.repeat([0, 1], [15_000, 5000]))
+    parts = ud.Dirichlet(200, 40.0, "alpha*p").split(unequal, 0)
+    first = [(unequal.labels[parts.of(i)] == 0).mean() for i in range(100)]  # pyright: ignore
+    assert np.mean(first) == pytest.approx(0.75, abs=0.03)
+
+
+def test_the_partition_is_named_where_a_federation_is_described(capsys: Any) -> None:
+    data = torch.randn(60, 2), torch.arange(60) % 3
+    clients = ud.Dirichlet(4, alpha=0.5, concentration="alpha*p")
+    problem = ud.federate(data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=clients)
+    problem.describe()
+    named = "Dirichlet(N=4, alpha=0.5, concentration='alpha*p')"
+    assert named in capsys.readouterr().out and problem.summary()["partition"] == named
+    own = ud.federate(
+        data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=[range(30), range(30, 60)]
+    )
+    assert own.summary()["partition"] == ""
+
+
 def test_class_dirichlet_shares_have_the_right_spread() -> None:
     """The first class is dealt before any client is full: its shares are Dirichlet over clients."""
     data = Samples(20000, np.repeat(np.arange(4), 5000))

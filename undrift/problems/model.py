@@ -327,11 +327,13 @@ class ModelProblem:
     def describe(self) -> None:
         """Print what the federation is made of."""
         samples = f"{len(self.held[0]):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
-        print(f"{self.N:,} clients, {samples}\n{self.heterogeneity()}")
+        how = f" by {self.parts.partition}" if self.parts.partition else ""
+        print(f"{self.N:,} clients{how}, {samples}\n{self.heterogeneity()}")
 
     def summary(self) -> dict[str, Any]:
         """What the federation is made of, as JSON holds it."""
-        about = {"clients": self.N, "samples": len(self.held[0]), "inputs": list(self.X.shape[1:])}
+        about: dict[str, Any] = {"clients": self.N, "partition": self.parts.partition}
+        about |= {"samples": len(self.held[0]), "inputs": list(self.X.shape[1:])}
         return (
             about
             | {"parameters": self.x0.numel()}
