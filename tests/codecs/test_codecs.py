@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 import undrift as ud
-from tests.core.everywhere import (
+from tests.support.everywhere import (
     ENGINES,
     N,
     every_engine,
     federation,
-    interpreted,  # noqa: F401
     models,
     other_engines,
     played,
-    refusals,  # noqa: F401
 )
-from tests.federation import gap
+from tests.support.toy_problem import gap
 from undrift.codecs.codec import CODECS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -87,7 +85,7 @@ def test_every_engine_has_the_same_trajectory(
     engine: str,
     codec: Any,
     algorithm: Any,
-    refusals: Any,  # noqa: F811
+    refusals: Any,
 ) -> None:
     reference = played(algorithm, "sequential", codec=codec)
     found = played(algorithm, engine, codec=codec)
@@ -313,7 +311,7 @@ def test_a_codec_by_name_in_an_experiment(undrift: Any, tmp_path: Path) -> None:
 
 def test_a_sweep_has_the_codec_of_its_experiment() -> None:
     from undrift.experiments.config.federation import federation as of_experiment
-    from undrift.experiments.sweeps.trial import curves
+    from undrift.experiments.sweeps.trial import group_curves
 
     words: dict[str, Any] = {
         "rounds": 2, "algorithm": "fedavg", "seeds": 2, "participation": {"per_round": 2},
@@ -323,7 +321,7 @@ def test_a_sweep_has_the_codec_of_its_experiment() -> None:
     with_bf16: dict[str, Any] = {**words, "codec": "bf16"}
     plain, coded = ud.Experiment(**words), ud.Experiment(**with_bf16)
     problems = {seed: of_experiment(plain, seed).problem for seed in (0, 1)}
-    without, with_codec = (list(curves(e, problems)) for e in (plain, coded))
+    without, with_codec = (list(group_curves(e, problems)) for e in (plain, coded))
     assert [t for t, _ in with_codec] == [1, 2] and with_codec != without
     alone = played(
         ud.FedAvg(), "batched", problems[1], rounds=2, seed=1, codec="bf16",

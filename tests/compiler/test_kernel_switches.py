@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.core.everywhere import federation, models, played, refusals  # noqa: F401
-from tests.federation import gap
+from tests.support.compiled import needs_compiler
+from tests.support.everywhere import federation, models, played
+from tests.support.toy_problem import gap
 from undrift.compiler import inductor, kernels
-from undrift.simulation.engines.choice import cpp_compiler
-
-needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
 
 
 def network(*layers: nn.Module, shape: tuple[int, ...]) -> Any:
@@ -55,7 +53,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["hoisted"] += sum(node.name.startswith("ready_") for node in nodes)
         return lambda args: module(*args)
 
-    monkeypatch.setattr(inductor, "build", build)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     return found
 
 
@@ -101,7 +99,7 @@ CASES: dict[str, tuple[Any, Callable[[], Any], str, str]] = {
 
 
 def test_every_switch_has_a_case() -> None:
-    assert set(CASES) == set(kernels.NAMES)
+    assert set(CASES) == set(kernels.KERNELS)
 
 
 @needs_compiler
@@ -109,7 +107,7 @@ def test_every_switch_has_a_case() -> None:
 def test_a_kernel_does_something_and_changes_nothing(
     name: str,
     traced: Counter[str],
-    refusals: Any,  # noqa: F811
+    refusals: Any,
 ) -> None:
     algorithm, make, with_it, without_it = CASES[name]
     problem = make()
@@ -144,7 +142,7 @@ def _must_not_be_called() -> Any:
     raise AssertionError("own products are switched off")
 
 
-def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> None:  # noqa: F811
+def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> None:
     problem = perceptron(4, 5)
     trials = [
         ud.Trial(ud.FedAvg(), problem, ud.Local(steps=3, batch=8, lr=lr), 0) for lr in (0.1, 0.2)
@@ -168,13 +166,14 @@ def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> No
     assert refusals() == []
 
 
+@pytest.mark.slow
 @needs_compiler
-def test_compiled_without_any_kernel(refusals: Any) -> None:  # noqa: F811
+def test_compiled_without_any_kernel(refusals: Any) -> None:
     """What TorchInductor makes of the plain step."""
     problem = network(nn.Linear(4, 3), shape=(4,))
     reference = models(played(ud.FedAvg(), "batched", problem, **SETTINGS))
     with kernels.without("all"):
-        assert not any(map(kernels.enabled, kernels.NAMES))
+        assert not any(map(kernels.enabled, kernels.KERNELS))
         found = models(played(ud.FedAvg(), "compiled", problem, **SETTINGS))
     assert gap(found, reference) < 1e-9
     assert refusals() == []
@@ -184,15 +183,15 @@ def test_compiled_without_any_kernel(refusals: Any) -> None:  # noqa: F811
 
 
 def test_switches_add_up_and_end() -> None:
-    assert all(map(kernels.enabled, kernels.NAMES))
+    assert all(map(kernels.enabled, kernels.KERNELS))
     with kernels.without("hoist", "max-pool"):
         with kernels.without("fuse-updates"):
-            off = [name for name in kernels.NAMES if not kernels.enabled(name)]
+            off = [name for name in kernels.KERNELS if not kernels.enabled(name)]
             assert off == ["fuse-updates", "hoist", "max-pool"]
         assert kernels.enabled("fuse-updates") and not kernels.enabled("hoist")
     with pytest.raises(ZeroDivisionError), kernels.without("hoist"):
         raise ZeroDivisionError
-    assert all(map(kernels.enabled, kernels.NAMES))
+    assert all(map(kernels.enabled, kernels.KERNELS))
 
 
 def test_a_switch_that_is_not_there_is_refused_in_words() -> None:
@@ -217,10 +216,10 @@ def test_a_switch_in_the_environment_that_is_not_there_stops_a_run_before_it_sta
 
 @pytest.mark.parametrize(
     ("words", "off"),
-    [("", []), (" hoist ,max-pool,", ["hoist", "max-pool"]), ("all", list(kernels.NAMES))],
+    [("", []), (" hoist ,max-pool,", ["hoist", "max-pool"]), ("all", list(kernels.KERNELS))],
 )
 def test_switches_in_the_environment(
     words: str, off: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNDRIFT_KERNELS_OFF", words)
-    assert [name for name in kernels.NAMES if not kernels.enabled(name)] == off
+    assert [name for name in kernels.KERNELS if not kernels.enabled(name)] == off

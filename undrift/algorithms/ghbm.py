@@ -180,7 +180,7 @@ class LocalGHBM:
 
 @algorithm("fedhbm", ZACCONE)
 class FedHBM:
-    """Repels a client from its own last local model, anew at every step; FedAvg's traffic."""
+    """Repels a client from its own last local model, again at every step; FedAvg's traffic."""
 
     beta: float = hyper(default=1.0, within="[0, 1]")
     eta: float = hyper(default=1.0, within="[0, inf)")

@@ -14,7 +14,7 @@ from undrift.core.errors import unknown
 from undrift.core.hyper import METHODS
 from undrift.data.registry import DATASETS
 from undrift.experiments.config.parts import PARTITIONS, SCHEMES, makers
-from undrift.simulation.catalogue import Cost, catalogue
+from undrift.simulation.catalogue import MethodCost, catalogue
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
 
@@ -108,7 +108,7 @@ def _methods() -> None:
     _console().print(table)
 
 
-def _cells(cost: Cost) -> list[str]:
+def _cells(cost: MethodCost) -> list[str]:
     spec = cost.spec
     remarks = ["all clients every round"] if spec.everyone else []
     remarks += ["same steps for all"] if spec.equal_steps else []

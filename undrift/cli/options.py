@@ -218,7 +218,7 @@ def with_engine(experiment: Experiment, engine: str | None, workers: int | None)
 
     >>> e = experiment_of(["fedavg"], Words(), "example")
     >>> with_engine(e, "ray", 4).engine_choice
-    Choice(engine='ray', chunk=1, workers=4, since=1, shards=None, inside=None)
+    EngineChoice(engine='ray', chunk=1, workers=4, since=1, shards=None, inside=None)
     """
     if engine is None and workers is None:
         return experiment

@@ -28,7 +28,7 @@ from undrift.experiments.runs.running import (
     with_workers,
 )
 from undrift.experiments.sweeps.sweeping import SWEEP
-from undrift.experiments.sweeps.sweeping import opened as sweep_opened
+from undrift.experiments.sweeps.sweeping import open_sweep as sweep_opened
 from undrift.simulation.api import prepare
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, MethodFailure, first_line, unknown
-from undrift.core.hyper import made
+from undrift.core.hyper import build_method
 from undrift.core.records import check_records, children, map_leaves, record, tensors, with_children
 from undrift.core.rng import Distribution, Key, Purpose
 from undrift.core.work import Solver, Work
@@ -35,10 +35,10 @@ class Codec(Protocol):
 
 CODECS: dict[str, Callable[..., Codec]] = {}
 
-C = TypeVar("C", bound=Callable[..., Any])
+CodecT = TypeVar("CodecT", bound=Callable[..., Any])
 
 
-def codec(name: str) -> Callable[[C], C]:
+def codec(name: str) -> Callable[[CodecT], CodecT]:
     """Register a class, or a function that makes a codec, under a name for `codec=` and an experiment's `[codec]`.
 
     >>> @codec("sign")
@@ -52,7 +52,7 @@ def codec(name: str) -> Callable[[C], C]:
     True
     """
 
-    def register(make: C) -> C:
+    def register(make: CodecT) -> CodecT:
         known = CODECS.get(name)
         if known is not None and known.__qualname__ != make.__qualname__:
             raise InvalidInput(f"there is a codec {name!r} already: choose another name")
@@ -122,7 +122,9 @@ class CodecWire:
 
 
 def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
-    """The wire for a codec, given by name or as an object, None if it changes nothing; raises InvalidInput if it does not do what a codec does.
+    """The wire for a codec, given by name or as an object; None if it changes nothing.
+
+    Raises InvalidInput for one that does not do what a codec does.
 
     >>> make_wire("fp16", torch.zeros(3)).codec
     Cast(dtype='float16')
@@ -135,7 +137,7 @@ def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
     if isinstance(codec, str):
         if codec not in CODECS:
             raise unknown("codec", codec, CODECS)
-        codec = made(codec, CODECS[codec], {})
+        codec = build_method(codec, CODECS[codec], {})
     if isinstance(codec, type) or not isinstance(codec, Codec):
         raise InvalidInput(
             f"codec must be a name such as 'fp16' or an object with encode and decode, got {codec!r}"

@@ -93,7 +93,7 @@ def stream(purpose: Purpose, key: Key, client: int = 0, call: int = 0) -> np.ran
     return mine.random
 
 
-def draw(
+def draw_numbers(
     purpose: Purpose,
     keys: Sequence[Key],
     clients: Sequence[int],
@@ -105,8 +105,8 @@ def draw(
 
     Every client's row comes from a stream of its own, so that it does not depend on who is computed beside it.
 
-    >>> rows = draw(Purpose.METHOD, [Key(0, 1)] * 2, [3, 4], 0, torch.zeros(2, 5), "normal")
-    >>> alone = draw(Purpose.METHOD, [Key(0, 1)], [4], 0, torch.zeros(1, 5), "normal")
+    >>> rows = draw_numbers(Purpose.METHOD, [Key(0, 1)] * 2, [3, 4], 0, torch.zeros(2, 5), "normal")
+    >>> alone = draw_numbers(Purpose.METHOD, [Key(0, 1)], [4], 0, torch.zeros(1, 5), "normal")
     >>> bool((rows[1] == alone[0]).all())
     True
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift.core.batched_scalar import is_zero
 from undrift.core.optimiser import HeavyBall, Optimiser
-from undrift.core.rng import Distribution, Key, Purpose, draw
+from undrift.core.rng import Distribution, Key, Purpose, draw_numbers
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
@@ -168,7 +168,7 @@ class Work:
         rounds = self.rounds or [key.round] * len(self.clients)
         keys = [replace(key, round=t) for t in rounds]
         rows = like.unsqueeze(0) if self.single else like
-        drawn = draw(purpose, keys, self.clients, call, rows, distribution)
+        drawn = draw_numbers(purpose, keys, self.clients, call, rows, distribution)
         return drawn[0] if self.single else drawn
 
     @property

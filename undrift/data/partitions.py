@@ -18,7 +18,7 @@ from undrift.data.assignment import Partition as Partition
 
 # former names, until the packages that import them (and Partition) from here follow
 Parts = ClientIndices
-listed = ClientIndices.from_lists
+format_values = ClientIndices.from_lists
 as_parts = assign_clients
 by_name = group_by_client
 

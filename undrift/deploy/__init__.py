@@ -8,13 +8,13 @@ Flower itself is known to two files only, apps.py and wire.py, and imported when
 
 from typing import TYPE_CHECKING, Any
 
-from undrift.deploy.problems import share
+from undrift.deploy.problems import data_of_client
 from undrift.deploy.settings import Deployment
 
 if TYPE_CHECKING:
     from undrift.deploy.apps import client_app, server_app
 
-__all__ = ["Deployment", "client_app", "server_app", "share"]
+__all__ = ["Deployment", "client_app", "server_app", "data_of_client"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,11 +18,11 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import data_of, federation, initial_model
 from undrift.experiments.config.parts import loss_of, told_by
 from undrift.problems.flat import FlatModel
-from undrift.problems.heterogeneity import summary
+from undrift.problems.heterogeneity import summarise_heterogeneity
 from undrift.problems.model import ModelProblem
 
 
-def share(experiment: Experiment, part: int) -> Data:
+def data_of_client(experiment: Experiment, part: int) -> Data:
     """The samples that client number `part` has in the simulation of an experiment: for trying things out."""
     problem, whole = federation(experiment, experiment.seeds[0]).problem, data_of(experiment)
     if not 0 <= part < problem.N:
@@ -119,7 +119,7 @@ class Reported:
         parts = Parts(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
         about = {"clients": self.N, "samples": int(sizes.sum()), "names": list(self.names)}
         model = {"inputs": list(self.own.X.shape[1:]), "parameters": self.x0.numel()}
-        return about | model | summary(parts, None)
+        return about | model | summarise_heterogeneity(parts, None)
 
 
 class ShapeProbe:

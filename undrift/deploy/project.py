@@ -17,7 +17,7 @@ from undrift.version import __version__
 
 APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 
-SERVER = '''"""The server's half of the app."""
+SERVER_APP = '''"""The server's half of the app."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def write_app(
         folder / "LICENSE": _license(),
         folder / ".gitignore": "keys/\nruns/\nstates/\n",
         inside / "__init__.py": "",
-        inside / "server_app.py": SERVER,
+        inside / "server_app.py": SERVER_APP,
         inside / "client_app.py": CLIENT,
         inside / "experiment.toml": as_toml(_moved(experiment, inside)),
     }

@@ -10,7 +10,7 @@ from undrift.core.hyper import check_value
 from undrift.core.optimiser import HeavyBall, Optimiser, Pair
 from undrift.core.records import check_records, tensors
 
-NAMES = ("sgd", "momentum")
+OPTIMISERS = ("sgd", "momentum")
 DEFAULT_MOMENTUM = 0.9  # of optimiser="momentum", as in most papers
 
 
@@ -29,7 +29,7 @@ def make_optimiser(optimiser: Any, momentum: float) -> Optimiser | None:
     if optimiser == "momentum":
         return HeavyBall(momentum or DEFAULT_MOMENTUM)
     if isinstance(optimiser, str):
-        raise unknown("optimiser", optimiser, NAMES)
+        raise unknown("optimiser", optimiser, OPTIMISERS)
     if momentum:
         raise InvalidInput(
             "Local: momentum belongs to optimiser='sgd' or 'momentum': a custom one brings its own"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EVALUATION_BATCH = 2048
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
-METRICS = ("test", "train", "clients", "gradient")
+MODEL_METRICS = ("test", "train", "clients", "gradient")
 
 
 def in_batches(n: int) -> list[slice]:

@@ -15,7 +15,7 @@ from undrift.core.rng import Key, Purpose, generator
 from undrift.data.augment import CropFlip
 from undrift.data.partitions import Natural, Partition, Parts, Samples, as_parts
 from undrift.data.registry import Data
-from undrift.problems.evaluation import METRICS
+from undrift.problems.evaluation import MODEL_METRICS
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import labels_of
 from undrift.problems.model import Loss, ModelProblem, Prepare
@@ -97,8 +97,8 @@ def federate(
         metrics = figures
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for name in names:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
+        if name not in MODEL_METRICS:
+            raise unknown("metric", name, MODEL_METRICS)
     flat = FlatModel(model, _device(device))
     place = flat.x0.device
     X, Y = X.to(place), Y.to(place)

@@ -42,7 +42,7 @@ class Heterogeneity:
         )
 
 
-def measured(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
+def measure_heterogeneity(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
     """The metrics of a partition."""
     sizes = parts.sizes
     smallest, median, largest = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
@@ -55,18 +55,18 @@ def measured(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
     return Heterogeneity(smallest, median, largest, len(whole), float(held), float(divergence))
 
 
-def summary(parts: Parts, labels: np.ndarray | None) -> dict[str, Any]:
+def summarise_heterogeneity(parts: Parts, labels: np.ndarray | None) -> dict[str, Any]:
     """What a picture needs, as JSON holds it: sizes, and the shares of labels of (at most a hundred) clients."""
     some = np.unique(np.linspace(0, parts.N - 1, min(parts.N, LOOKED_AT)).astype(int))
     shares = None
     if labels is not None:
         counts, _ = _histograms(parts, labels, SHOWN)
         shares = (counts / counts.sum(1, keepdims=True)).round(4).tolist()
-    metrics = asdict(measured(parts, labels))
+    metrics = asdict(measure_heterogeneity(parts, labels))
     return {"heterogeneity": metrics, "sizes": parts.sizes[some].tolist(), "label_shares": shares}
 
 
-def picture(parts: Parts, labels: np.ndarray | None) -> Any:
+def plot_heterogeneity(parts: Parts, labels: np.ndarray | None) -> Any:
     """A figure with the labels of (at most a hundred) clients, and the sizes of all."""
     import matplotlib.pyplot as plt  # here, because it is slow to import and seldom needed
 

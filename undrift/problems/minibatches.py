@@ -54,7 +54,7 @@ def sources(parts: Parts, clients: Sequence[int], keys: Iterable[Key]) -> list[S
     return list(map(Source, keys, clients, begins, sizes))
 
 
-def draw(
+def draw_minibatches(
     each: Sequence[Source],
     steps: Sequence[int],
     batch: int | None,

@@ -22,14 +22,14 @@ from undrift.simulation.asynchronous.policies import Buffer, ServerPolicy, Synch
 from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.checks import (
     check_first_records,
-    check_fit,
     check_kinds,
+    check_method_fits_run,
     check_numbers,
     check_timed,
 )
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import play
-from undrift.simulation.engines import Choice, choose
+from undrift.simulation.engines import EngineChoice, choose
 from undrift.simulation.participation import Everyone, Participation
 from undrift.simulation.results import Best, Result, Round, State, better
 from undrift.simulation.transport import InProcess, RunPlan, Transport
@@ -46,7 +46,7 @@ class RunConfig:
     rounds: int
     participation: Participation = Everyone()
     local: Local = Local()
-    engine: str | Choice = "auto"
+    engine: str | EngineChoice = "auto"
     seed: int = 0
     x0: Tensor | None = None
     chunk: int | None = None
@@ -91,7 +91,9 @@ class PreparedRun:
         state = fresh if start is None else _resumed(start, fresh, config.rounds, policy)
         if policy is not None:
             population = config.population or Population()
-            return events.play(plan, population, policy, state, self.evaluator, config.rounds)
+            return events.play_events(
+                plan, population, policy, state, self.evaluator, config.rounds
+            )
         return self._play_synchronously(state)
 
     def _play_synchronously(self, state: State) -> Iterator[Round]:
@@ -106,7 +108,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     algorithm, problem, local = config.algorithm, config.problem, config.local
     check_kinds(algorithm, problem, config.participation, local)
     check_numbers(config.rounds, config.seed, config.chunk, config.evaluate_every)
-    check_fit(algorithm, problem, config.rounds, config.participation, local)
+    check_method_fits_run(algorithm, problem, config.rounds, config.participation, local)
     policy = _policy(config)
     if policy is not None:
         population = config.population or Population()
@@ -123,10 +125,10 @@ def prepare(config: RunConfig) -> PreparedRun:
     return PreparedRun(config, plan, evaluator)
 
 
-def choose_engine(config: RunConfig) -> Choice:
+def choose_engine(config: RunConfig) -> EngineChoice:
     """The engine of a run; it is logged at INFO."""
     engine, chunk, workers = config.engine, config.chunk, config.workers
-    if isinstance(engine, Choice) and (chunk is not None or workers is not None):
+    if isinstance(engine, EngineChoice) and (chunk is not None or workers is not None):
         raise InvalidInput("a Choice has chunk and workers of its own: give one or the other")
     policy = _policy(config)
     if policy is not None:
@@ -134,10 +136,10 @@ def choose_engine(config: RunConfig) -> Choice:
     how: dict[str, Any] = {
         "rounds": config.rounds, "participation": config.participation, "local": config.local
     }  # fmt: skip
-    if engine == "ray" or (isinstance(engine, Choice) and engine.engine == "ray"):
+    if engine == "ray" or (isinstance(engine, EngineChoice) and engine.engine == "ray"):
         from undrift.simulation.ray.choice import choose_on_ray  # Ray need not be installed
 
-        asked = engine if isinstance(engine, Choice) else Choice("ray", workers=workers)
+        asked = engine if isinstance(engine, EngineChoice) else EngineChoice("ray", workers=workers)
         choice = choose_on_ray(config.problem, asked, chunk, **how)
     else:
         concurrency = policy.at_work if isinstance(policy, Buffer) else None
@@ -146,7 +148,7 @@ def choose_engine(config: RunConfig) -> Choice:
         )  # fmt: skip
     if "compiled" in (choice.engine, choice.inside):
         kernels.switched_off()  # refuses switches that are not there
-    if not isinstance(config.engine, Choice):
+    if not isinstance(config.engine, EngineChoice):
         log.info("engine: %s", choice)
     return choice
 
@@ -174,7 +176,7 @@ def run(
     rounds: int,
     participation: Participation | None = None,
     local: Local | None = None,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     seed: int = 0,
     x0: Tensor | None = None,
     chunk: int | None = None,
@@ -221,7 +223,7 @@ def rounds(
     rounds: int,
     participation: Participation | None = None,
     local: Local | None = None,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     seed: int = 0,
     x0: Tensor | None = None,
     chunk: int | None = None,
@@ -305,5 +307,5 @@ def _resumed(
     if state.in_flight is not None and policy is None:
         raise InvalidInput("start is of a run in virtual time: resume it with engine='events'")
     if events.has_visits(state.in_flight) and not isinstance(policy, Buffer):
-        raise InvalidInput("start has clients under way: resume it with server=ud.Buffer(...)")
+        raise InvalidInput("start has visits in flight: resume it with server=ud.Buffer(...)")
     return replace(state, clients=state.clients.copy())

@@ -26,7 +26,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class MethodCost:
     """Of one visit, in multiples of the model: a pair (down, up) for every exchange of a round."""
 
     spec: Spec
@@ -60,8 +60,8 @@ class _Counting:
         return y - 1
 
 
-def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
-    """Play a first contact and two rounds with one client and look at what crosses the wire.
+def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost:
+    """Play an initialisation round and two rounds with one client and look at what crosses the wire.
 
     >>> import undrift as ud
     >>> measure(ud.GHBM.spec, ud.GHBM()).traffic
@@ -91,10 +91,10 @@ def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
             restarts = restarts or (t > 0 and to == "everyone")
         full_gradients = max(full_gradients, counting.full_gradients)
     walks = to == "one"
-    return Cost(spec, keeps, seen[2], seen[0], gradients, full_gradients, walks, restarts)
+    return MethodCost(spec, keeps, seen[2], seen[0], gradients, full_gradients, walks, restarts)
 
 
-def catalogue() -> list[Cost]:
+def catalogue() -> list[MethodCost]:
     """Every method with its default hyper-parameters, by name.
 
     >>> [cost.spec.name for cost in catalogue()][:2]

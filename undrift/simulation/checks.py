@@ -56,7 +56,7 @@ def check_first_records(algorithm: Algorithm, server: Any) -> None:
         raise InvalidInput(f"{name}: the server's record needs a field x, the model")
 
 
-def check_fit(
+def check_method_fits_run(
     algorithm: Algorithm, problem: Problem, rounds: int, participation: Participation, local: Local
 ) -> None:
     """Refuse what a method is not defined for."""

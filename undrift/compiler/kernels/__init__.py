@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from undrift.core.errors import InvalidInput, unknown
 
-NAMES = (
+KERNELS = (
     "fuse-updates",  # fuse_update.py: the update is the epilogue of the gradient's matrix product
     "own-products",  # products.py: products in C++ that read samples where the data lie (gather.py)
     "hoist",  # hoist.py: what stays the same in all steps is computed once
@@ -23,9 +23,9 @@ NAMES = (
 def _known(names: Iterable[str], where: str) -> frozenset[str]:
     """These kernels, or all of them for "all"; raises InvalidInput for others."""
     found = frozenset(names)
-    for name in sorted(found - {*NAMES, "all"}):
-        raise InvalidInput(f"{where}: {unknown('kernel', name, (*NAMES, 'all'))}")
-    return frozenset(NAMES) if "all" in found else found
+    for name in sorted(found - {*KERNELS, "all"}):
+        raise InvalidInput(f"{where}: {unknown('kernel', name, (*KERNELS, 'all'))}")
+    return frozenset(KERNELS) if "all" in found else found
 
 
 _off: frozenset[str] = frozenset()  # of all threads
@@ -46,8 +46,8 @@ def enabled(name: str) -> bool:
     ...     enabled("hoist")
     False
     """
-    if name not in NAMES:
-        raise ValueError(f"there is no kernel {name!r}: {', '.join(NAMES)}")
+    if name not in KERNELS:
+        raise ValueError(f"there is no kernel {name!r}: {', '.join(KERNELS)}")
     return name not in switched_off()
 
 

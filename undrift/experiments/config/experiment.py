@@ -10,7 +10,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from undrift.codecs.codec import CODECS
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import made
+from undrift.core.hyper import build_method
 from undrift.data.registry import check_options
 from undrift.experiments.config.parts import (
     PARTITIONS,
@@ -26,8 +26,8 @@ from undrift.experiments.config.section import Named, Number, Section, Whole
 from undrift.experiments.config.virtual import PopulationSection, ServerSection
 from undrift.local.settings import Geometric, Local
 from undrift.metrics.registry import METRICS
-from undrift.problems.evaluation import METRICS as OF_MODEL
-from undrift.simulation.engines import Choice
+from undrift.problems.evaluation import MODEL_METRICS as OF_MODEL
+from undrift.simulation.engines import EngineChoice
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
 LOGGERS = ("tensorboard", "wandb", "mlflow")
@@ -153,8 +153,10 @@ class EngineSection(Section):
         self.make()
         return self
 
-    def make(self) -> Choice:
-        return Choice(self.name, self.chunk, self.workers, self.since, self.shards, self.inside)
+    def make(self) -> EngineChoice:
+        return EngineChoice(
+            self.name, self.chunk, self.workers, self.since, self.shards, self.inside
+        )
 
 
 class EvaluationSection(Section):
@@ -197,7 +199,7 @@ class CodecSection(Named):
     def make(self) -> Any:
         if self.name not in CODECS:
             raise unknown("codec", self.name, CODECS)
-        return made(self.name, CODECS[self.name], self.parameters)
+        return build_method(self.name, CODECS[self.name], self.parameters)
 
 
 class AlgorithmSection(Named):
@@ -337,7 +339,7 @@ class Experiment(Section):
         return self
 
     @property
-    def engine_choice(self) -> str | Choice:
+    def engine_choice(self) -> str | EngineChoice:
         """The engine, as `ud.rounds` takes it."""
         return self.engine if isinstance(self.engine, str) else self.engine.make()
 

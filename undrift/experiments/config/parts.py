@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from undrift import models
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import METHODS, made, method
+from undrift.core.hyper import METHODS, build_method, method
 from undrift.data.assignment import PARTITIONS
 from undrift.data.registry import Data, load
 from undrift.models import MODELS
@@ -61,7 +61,7 @@ def clients_of(name: str, number: int | None, parameters: Mapping[str, Any]) -> 
     _check_words(name, make, parameters, N="number")
     if number is None and takes_number:
         raise InvalidInput(f"{name}: say how many clients, e.g. number = 100")
-    return made(name, make, {**dict.fromkeys(takes_number, number), **parameters})
+    return build_method(name, make, {**dict.fromkeys(takes_number, number), **parameters})
 
 
 def scheme_of(name: str, per_round: int | None, parameters: Mapping[str, Any]) -> Any:
@@ -73,7 +73,7 @@ def scheme_of(name: str, per_round: int | None, parameters: Mapping[str, Any]) -
     _check_words(name, make, parameters, S="per_round")
     if per_round is None and takes_number:
         raise InvalidInput(f"{name} participation needs per_round, the number of clients a round")
-    return made(name, make, {**({"S": per_round} if takes_number else {}), **parameters})
+    return build_method(name, make, {**({"S": per_round} if takes_number else {}), **parameters})
 
 
 def _check_words(
@@ -117,7 +117,7 @@ def model_maker(
     def with_data(told: Mapping[str, int]) -> nn.Module:
         needed = {key: value for key, value in told.items() if key in allowed}
         try:
-            return made(name, make, {**needed, **parameters})
+            return build_method(name, make, {**needed, **parameters})
         except (TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, InvalidInput):
                 raise

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import made
+from undrift.core.hyper import build_method
 from undrift.experiments.config.section import Named, Number, Section
 from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
@@ -48,7 +48,7 @@ class AvailabilitySection(Named):
     def make(self) -> Any:
         if self.kind not in AVAILABILITIES:
             raise unknown("availability", self.kind, AVAILABILITIES)
-        return made(self.kind, AVAILABILITIES[self.kind], self.parameters)
+        return build_method(self.kind, AVAILABILITIES[self.kind], self.parameters)
 
 
 class PopulationSection(Section):
@@ -99,7 +99,7 @@ class ServerSection(Named):
         return self
 
     def make(self) -> ServerPolicy:
-        return made(self.kind, SERVERS[self.kind], self.parameters)
+        return build_method(self.kind, SERVERS[self.kind], self.parameters)
 
 
 def _value(name: str, given: Any) -> Any:
@@ -108,10 +108,10 @@ def _value(name: str, given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     if "median" in given:
-        return made(f"{name}, log-normal,", LogNormal, given)
+        return build_method(f"{name}, log-normal,", LogNormal, given)
     if "tiers" in given:
         words = {"values" if key == "tiers" else key: value for key, value in given.items()}
-        return made(f"{name} in tiers", Tiers, words)
+        return build_method(f"{name} in tiers", Tiers, words)
     raise InvalidInput(
         f"{name} is a number, a list with one a client, {{median = 0.1, sigma = 1.0}} or "
         f"{{tiers = [0.1, 1.0], shares = [0.8, 0.2]}}; got {given}"

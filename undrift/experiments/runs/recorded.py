@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -41,7 +40,7 @@ class Recording:
 def recorded(
     folder: Path,
     config: RunConfig,
-    recording: Recording = Recording(),
+    recording: Recording = Recording(),  # noqa: B008 (it cannot change)
     logs: Logs | None = None,
     play: Callable[[State], Iterator[Round]] | None = None,
 ) -> Iterator[Round]:
@@ -130,7 +129,8 @@ class _Record:
         if self.saved < self.kept.state.round:
             self.checkpoint(wait=True)
         state, best = self.kept.state, self.kept.best
-        for visit in still_out(state.in_flight):  # after the checkpoint: a resumed run records how they end
+        # after the checkpoint: a resumed run records how they end
+        for visit in still_out(state.in_flight):
             if visit.order <= RECORDED_VISITS:
                 self.lines[VISITS].add(asdict(visit))
         _write_model(self.folder / "model.safetensors", problem, state.server.x, state.round)

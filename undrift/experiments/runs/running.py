@@ -33,7 +33,7 @@ from undrift.experiments.runs.loggers import Logs
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.client_states import half_of_memory
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 log = logging.getLogger("undrift")
 
@@ -87,7 +87,7 @@ def prepared(experiment: Experiment, out: Path) -> RunDirectory:
     return create(out, experiment, {"seeds": experiment.seeds})
 
 
-def _with_engine(experiment: Experiment, choice: Choice) -> Experiment:
+def _with_engine(experiment: Experiment, choice: EngineChoice) -> Experiment:
     """The experiment with its engine written down, so that a run that is repeated or resumed has the same one."""
     if not isinstance(experiment.engine, str) and not experiment.on_ray:
         return experiment
@@ -128,7 +128,9 @@ def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
 
 
 def _crewed(engine: Any, workers: int) -> EngineSection:
-    if not isinstance(engine, EngineSection) or not (engine.name == "ray" or engine.make().one_by_one):
+    if not isinstance(engine, EngineSection) or not (
+        engine.name == "ray" or engine.make().one_by_one
+    ):
         raise InvalidInput(
             "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"
         )

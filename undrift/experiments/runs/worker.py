@@ -44,9 +44,7 @@ def _listen(runs: "Queue[Path | None]", busy: Event) -> None:
             continue
         busy.set()
         runs.put(Path(word))
-    os._exit(
-        1
-    )  # at once: a run may be stopped at any moment, and someone may want to go on with it
+    os._exit(1)  # at once: a run may be stopped at any moment, and someone may want to resume it
 
 
 def _one(path: Path, busy: Event, news: TextIO, at_a_time: int) -> None:

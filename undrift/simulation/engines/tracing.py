@@ -31,7 +31,7 @@ from undrift.core.records import (
     rebuild,
     tensors,
 )
-from undrift.core.rng import Distribution, Purpose, draw
+from undrift.core.rng import Distribution, Purpose, draw_numbers
 from undrift.core.work import Ones, Solver, Work
 from undrift.problems.protocols import LimitsCompiling, Traceable
 
@@ -66,7 +66,7 @@ class _Opened:
         return found
 
 
-def opened(algorithm: Any) -> Any:
+def open_record(algorithm: Any) -> Any:
     """A method as a tree whose floats can be found and replaced."""
     if is_dataclass(algorithm):
         return algorithm
@@ -130,7 +130,7 @@ def with_floats(tree: Any, floats: Iterator[Tensor], held: Iterator[Tensor]) -> 
 
 
 def code_of(local: Any) -> Hashable:
-    """Which code a method's `local` is; raises CannotCompile for code that is made anew for every round."""
+    """Which code a method's `local` is; raises CannotCompile for code that is created again in every round."""
     if isinstance(local, MethodType):
         return code_of(local.__func__)
     if isinstance(local, partial):
@@ -335,7 +335,7 @@ class TracedVisit:
         if work.rounds is not None:
             raise CannotCompile("clients work on models of different rounds")
         self.problem, self.work, self.algorithm = problem, work, algorithm
-        self.tree = opened(algorithm), work.solver
+        self.tree = open_record(algorithm), work.solver
         self.down, self.state = down, state
         self.weights = None if weights is None else weights.to(work.K.device)
         self.layout = Layout.of(problem.x0.numel(), problem.pieces)
@@ -428,7 +428,7 @@ class TracedVisit:
         call = spec.call + (0 if k is None else (k + 1) << 16)
         keys = [replace(work.key, loop=work.key.loop + spec.loop)] * len(work.clients)
         form = torch.empty(spec.form.shape, dtype=spec.form.dtype, device=work.K.device)
-        return draw(Purpose.METHOD, keys, work.clients, call, form, spec.distribution)
+        return draw_numbers(Purpose.METHOD, keys, work.clients, call, form, spec.distribution)
 
     def calls(self, spec: VisitSpec) -> list[Callable[[Tensor], Tensor]]:
         """The full gradients that a visit asks for."""
