@@ -58,7 +58,7 @@ def test_2_practical_ghbm_and_algorithm_3_differ() -> None:
 
 
 def test_3_ghbm_with_the_stray_eta_is_not_heavy_ball() -> None:
-    right = "self.beta / (self.tau * work.K) * down.m"
+    right = "self.beta / (int(self.tau) * work.K) * down.m"
     heavy_ball = go(ud.GHBMServer(tau=1, beta=0.8), steps=1)
     assert gap(go(ud.GHBM(tau=1, beta=0.8), steps=1), heavy_ball) < 1e-9
     with mutated("ghbm.py", right, "work.lr * " + right):
@@ -222,7 +222,7 @@ def test_20_ghbms_momenta_are_alternatives() -> None:
     heavy_ball = go(ud.GHBMServer(tau=1, beta=0.4), who=ud.Everyone(), steps=1)
     for algorithm in (ud.GHBM(tau=1, beta=0.4), ud.LocalGHBM(beta=0.4)):
         assert gap(go(algorithm, who=ud.Everyone(), steps=1), heavy_ball) < 1e-9
-    right = "self.beta / (self.tau * work.K) * down.m"
+    right = "self.beta / (int(self.tau) * work.K) * down.m"
     with mutated("ghbm.py", right, right + " * 2"):  # with everyone the two terms are the same
         both = go(ud.method("ghbm", tau=1, beta=0.4), who=ud.Everyone(), steps=1)
     assert gap(both, heavy_ball) > 1e-2

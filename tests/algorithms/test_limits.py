@@ -214,7 +214,7 @@ def e24() -> float:
 
 def e25() -> float:
     cohorts = [[2 * (t % 3), 2 * (t % 3) + 1] for t in range(T)]
-    left = go(ud.GHBMTheory(tau=3, beta=1.0), on=EXACT, who=ud.Cyclic(2), steps=1)
+    left = go(ud.GHBMTheory(tau=3, beta=1.0), on=EXACT, who=ud.Cyclic(2, shuffle=False), steps=1)
     return gap(left, oracle.iag(EXACT, cohorts, [1] * N, ETA, tau=3))
 
 

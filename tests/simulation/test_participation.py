@@ -34,6 +34,30 @@ def test_cyclic_visits_everyone_equally(N: int, data: Any) -> None:
     assert (visits == S).all()
 
 
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**63))
+@settings(max_examples=60, deadline=None)
+def test_cyclic_passes_over_one_permutation_of_the_seed(S: int, periods: int, seed: int) -> None:
+    """GHBM, Assumption 4.3: every client once in each period, always with the same companions."""
+    N = S * periods
+    p = [1 / N] * N
+    first = [ud.Cyclic(S).draw(seed, t, p).clients for t in range(1, periods + 1)]
+    assert sorted(i for cohort in first for i in cohort) == list(range(N))
+    assert first == [ud.Cyclic(S).draw(seed, t + periods, p).clients for t in range(1, periods + 1)]
+
+
+def test_cyclic_orders_differ_by_seed_and_can_be_those_of_the_numbers() -> None:
+    p = [0.05] * 20
+    assert len({ud.Cyclic(5).draw(seed, 1, p).clients for seed in range(10)}) > 5
+    assert ud.Cyclic(5, shuffle=False).draw(3, 2, p).clients == (5, 6, 7, 8, 9)
+
+
+def test_cyclic_cohorts_that_do_not_divide_the_clients_wrap_around() -> None:
+    p = [0.1] * 10
+    cohorts = [set(ud.Cyclic(4).draw(0, t, p).clients) for t in range(1, 30)]
+    for t in range(len(cohorts) - 2):
+        assert len(set.union(*cohorts[t : t + 3])) == 10  # ceil(N/S) = 3 rounds reach everyone
+
+
 def test_every_client_is_drawn_as_often_as_it_should() -> None:
     N, T, p = 10, 4000, np.arange(1, 11) / 55
     for who, expected in [

@@ -55,15 +55,20 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ud.TripleMomentum(L=1.0, mu=2.0), r"mu must lie in \(0, 1.0\)"),
     (lambda: ud.RobustMomentum(L=1.0, kappa=4.0, rho=0.9), "rho must lie in"),
     # schedules
-    (lambda: ud.MultistageFedGM(eta=(1.0, 2.0)), "eta must not rise"),
+    (lambda: ud.MultistageFedGM(eta=()), "eta lists the stages' step sizes"),
+    (lambda: ud.MultistageFedGM(eta=(2.0, 0.0)), r"eta must lie in \(0, inf\), got 0.0"),
+    (lambda: ud.MultistageFedGM(eta=(2.0, 1.0), beta=(0.7, 1.0)), r"beta must lie in \[0, 1\)"),
     (
-        lambda: ud.MultistageFedGM(eta=(2.0, 1.0), T=30, beta=0.7, betas=(0.7, 0.75)),
-        "W1 .* must be the same .* the betas are 0.7, 0.8235",
+        lambda: ud.MultistageFedGM(eta=(2.0, 1.0), nu=(0.7, 1.0, 0.5), T=20),
+        "2 step sizes, 1 betas, 3 nus and 2 lengths: give one of each",
     ),
-    (lambda: ud.MultistageFedGM(eta=(2.0, 1.0), betas=(0.8, 0.7)), "beta must not fall"),
     (
-        lambda: ud.MultistageFedGM(eta=(2.0, 1.0), lengths=(20, 20)),
-        r"W2 = T_s eta_s must be the same .* the lengths are \(13, 27\)",
+        lambda: ud.MultistageFedGM(eta=(2.0, 1.0), lengths=(20, 20), T=30),
+        r"the lengths \(20, 20\) sum to 40, T is 30: leave one of them out",
+    ),
+    (
+        go(ud.MultistageFedGM(eta=(2.0, 0.01)), rounds=9),
+        r"9 rounds are too few for 2 stages .* their lengths would be \(0, 9\); give lengths",
     ),
     (lambda: ud.MultistageFedGM(eta=(2.0, 1.0), lengths=(20,)), "give one of each"),
     (go(ud.MultistageFedGM(T=8), rounds=9), "the stages cover 8 rounds, the run has 9"),

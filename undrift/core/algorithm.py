@@ -123,6 +123,15 @@ class ChecksRun(Protocol):
 
 
 @runtime_checkable
+class DependsOnRun(Protocol):
+    """A method with a hyper-parameter that follows from the run: its number of rounds, or of clients in all and a round."""
+
+    def for_run(self, N: int, S: int, rounds: int) -> "Algorithm":
+        """The method with that hyper-parameter filled in."""
+        ...
+
+
+@runtime_checkable
 class MayNeedEqualSteps(Protocol):
     """A method that needs equal numbers of steps with some of its hyper-parameters."""
 

@@ -136,14 +136,19 @@ def check_value(
     """
     if value is None and default is None:
         return
-    if among and value not in among:
+    if among and value in among:
+        return
+    if among and not within:
         choices = ", ".join(map(repr, among))
         raise InvalidInput(f"{method}: {name} must be one of {choices}, got {value!r}")
     if within:
-        whole = type_ in (int, int | None)
+        whole = type_ in (int, int | None, int | str)
         if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             kind = "whole number" if whole else "number"
-            raise InvalidInput(f"{method}: {name} must be a {kind} in {within}, got {value!r}")
+            words = "".join(f" or {choice!r}" for choice in among)
+            raise InvalidInput(
+                f"{method}: {name} must be a {kind} in {within}{words}, got {value!r}"
+            )
         if not inside(float(value), within):
             raise InvalidInput(f"{method}: {name} must lie in {within}, got {value}")
 

@@ -32,6 +32,7 @@ from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.runs.files import lock
 from undrift.problems.model import ModelProblem
+from undrift.simulation.checks import fit_to_run
 
 log = logging.getLogger("undrift")
 
@@ -185,8 +186,10 @@ class Node:
         visit, number = words["visit"], words["visit"]["exchange"] - 1
         t = visit["round"]
         wire = make_wire(self.experiment.codec_choice, problem.x0)
-        exchange = replace(exchanges_of(self.method, t)[number], wire=wire)
-        down = unpack_tensors(words["down"], arrays, exchange.send(self.method.server(problem.x0)))
+        participation = self.experiment.participation.make()
+        method = fit_to_run(self.method, words["N"], participation, self.experiment.rounds)
+        exchange = replace(exchanges_of(method, t)[number], wire=wire)
+        down = unpack_tensors(words["down"], arrays, exchange.send(method.server(problem.x0)))
         key = Key(self.experiment.seeds[0], t, number)
         work = Work(
             problem, self.local.solver(t), [visit["client"]], [words["steps"]], key, single=True

@@ -41,7 +41,12 @@ from undrift.simulation.api import RunConfig
 from undrift.simulation.asynchronous.buffered_rounds import play_buffered_round
 from undrift.simulation.asynchronous.policies import Buffer, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Population
-from undrift.simulation.checks import check_first_records, check_method_fits_run, check_timed
+from undrift.simulation.checks import (
+    check_first_records,
+    check_method_fits_run,
+    check_timed,
+    fit_to_run,
+)
 from undrift.simulation.driver import play
 from undrift.simulation.engines import EngineChoice
 from undrift.simulation.results import Round, State
@@ -170,6 +175,7 @@ def _plan(experiment: Experiment, problem: Reported) -> tuple[RunPlan, ServerPol
     participation = experiment.participation.make()
     policy = experiment.server.make() if experiment.server else Synchronous()
     anyone: Any = problem
+    method = fit_to_run(method, problem.N, participation, experiment.rounds)
     check_method_fits_run(method, anyone, experiment.rounds, participation, local)
     check_timed(method, anyone, experiment.rounds, local, Population(), policy, seed)
     check_first_records(method, method.server(problem.x0))

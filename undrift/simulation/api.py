@@ -26,6 +26,7 @@ from undrift.simulation.checks import (
     check_method_fits_run,
     check_numbers,
     check_timed,
+    fit_to_run,
 )
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import play
@@ -108,6 +109,8 @@ def prepare(config: RunConfig) -> PreparedRun:
     algorithm, problem, local = config.algorithm, config.problem, config.local
     check_kinds(algorithm, problem, config.participation, local)
     check_numbers(config.rounds, config.seed, config.chunk, config.evaluate_every)
+    algorithm = fit_to_run(algorithm, problem.N, config.participation, config.rounds)
+    config = replace(config, algorithm=algorithm)
     check_method_fits_run(algorithm, problem, config.rounds, config.participation, local)
     policy = _policy(config)
     if policy is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Cohort, exchanges_of
+from undrift.core.algorithm import Cohort, DependsOnRun, exchanges_of
 from undrift.core.hyper import METHODS, Spec
 from undrift.core.records import nbytes, tensors
 from undrift.core.rng import Key
@@ -67,6 +67,8 @@ def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost
     >>> measure(ud.GHBM.spec, ud.GHBM()).traffic
     [(2.0, 1.0)]
     """
+    if isinstance(algorithm, DependsOnRun):
+        algorithm = algorithm.for_run(N=1, S=1, rounds=1000)
     counting = _Counting(D)
     problem: Problem = counting  # pyright: ignore[reportAssignmentType]
     model = nbytes(counting.x0)

@@ -7,7 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm, ChecksRun, MayNeedEqualSteps, exchanges_of
+from undrift.core.algorithm import (
+    Algorithm,
+    ChecksRun,
+    DependsOnRun,
+    MayNeedEqualSteps,
+    exchanges_of,
+)
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value, spec_of
 from undrift.core.optimiser import HeavyBall
@@ -19,7 +25,7 @@ from undrift.problems import Problem
 from undrift.simulation.asynchronous.async_state import course
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Dropout, Population
-from undrift.simulation.participation import Everyone, Participation, Weighted
+from undrift.simulation.participation import Everyone, Participation, Weighted, expected_size
 
 LUCK = 10.0  # standard deviations: a visit is luckier less than once in 10^22
 
@@ -54,6 +60,15 @@ def check_first_records(algorithm: Algorithm, server: Any) -> None:
     inside = children(server) or {}
     if not isinstance(inside.get("x"), Tensor):
         raise InvalidInput(f"{name}: the server's record needs a field x, the model")
+
+
+def fit_to_run(
+    algorithm: Algorithm, N: int, participation: Participation, rounds: int
+) -> Algorithm:
+    """The method with hyper-parameters that follow from the run (all rounds, clients per round) filled in."""
+    if not isinstance(algorithm, DependsOnRun):
+        return algorithm
+    return algorithm.for_run(N, expected_size(participation, N), rounds)
 
 
 def check_method_fits_run(
