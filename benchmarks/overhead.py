@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 import undrift as ud
-from undrift.cli.progress import shown
-from undrift.experiments.config.toml import described
+from undrift.cli.progress import show_updates
+from undrift.experiments.config.toml import from_dict
 from undrift.experiments.runs.directory import metrics_of
 from undrift.experiments.runs.recorded import recorded
 from undrift.experiments.runs.running import Update
@@ -50,7 +50,7 @@ def bare(run: RunConfig) -> None:
 def kept(run: RunConfig) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        experiment = described({"algorithm": {"name": "fedavg"}, "rounds": ROUNDS})
+        experiment = from_dict({"algorithm": {"name": "fedavg"}, "rounds": ROUNDS})
 
         def updates() -> Iterator[Update]:
             sent = 0
@@ -58,7 +58,7 @@ def kept(run: RunConfig) -> None:
                 sent += r.bytes_down + r.bytes_up
                 yield Update(folder, r.round, ROUNDS, metrics_of(r), sent)
 
-        shown(updates(), experiment, folder, quiet=False)
+        show_updates(updates(), experiment, folder, quiet=False)
 
 
 def seconds(work: Callable[[RunConfig], None], run: RunConfig) -> float:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.compiled import interpreted, refusals  # noqa: F401 (fixtures)
+from tests.support.real_data import cifar10  # noqa: F401 (a fixture)
 from undrift import cli
 
 torch.set_num_threads(1)

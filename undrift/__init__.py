@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from undrift import algorithms, models
+from undrift import algorithms, models, theory
 from undrift.algorithms import *  # noqa: F403
 from undrift.codecs import codec
 from undrift.core.algorithm import Algorithm, Cohort, Exchange
@@ -139,6 +139,7 @@ __all__ = [
     "rounds",
     "run",
     "run_together",
+    "theory",
 ]
 __all__ += algorithms.__all__
 

@@ -1,4 +1,4 @@
-"""The name of `undrift.deploy` in 0.1, for apps that `undrift init` wrote then."""
+"""The name of `undrift.deploy` in 0.1, for apps that `undrift deploy init` wrote then."""
 
 import warnings
 

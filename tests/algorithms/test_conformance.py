@@ -173,7 +173,7 @@ def test_bytes_are_those_of_the_records(row: Row) -> None:
     assert (last.bytes_down, last.bytes_up) == (round(down), round(up))
     assert last.exchanges == len(cost.traffic)
     first = run.history[0]
-    hello = [(d * N * model, u * N * model) for d, u in cost.first_contact]
+    hello = [(d * N * model, u * N * model) for d, u in cost.initialisation]
     if row.name != "bvr-l-sgd":  # whose first round asks everyone for a full gradient
         assert first.bytes_down - last.bytes_down == round(sum(d for d, _ in hello))
         assert first.bytes_up - last.bytes_up == round(sum(u for _, u in hello))

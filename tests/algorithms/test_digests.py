@@ -28,6 +28,7 @@ def check(expected: Any, found: Any, rounding: float) -> None:
         assert found["x"] == pytest.approx(expected["x"], rel=rounding, abs=rounding)
 
 
+@pytest.mark.slow
 def test_the_demo_is_what_it_was(tmp_path: Path) -> None:
     found = demo(tmp_path)
     assert set(found) == {name for name in EXPECTED if name.startswith("demo")}

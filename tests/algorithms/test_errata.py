@@ -226,3 +226,157 @@ def test_20_ghbms_momenta_are_alternatives() -> None:
     with mutated("ghbm.py", right, right + " * 2"):  # with everyone the two terms are the same
         both = go(ud.method("ghbm", tau=1, beta=0.4), who=ud.Everyone(), steps=1)
     assert gap(both, heavy_ball) > 1e-2
+
+
+def test_21_the_last_tau_gradients_of_a_cycle_may_be_further_off_than_corollary_4_5_says() -> None:
+    """Mean gradient of s = tau C n clients against that of n: 8 (1 - tau C)^2 (G^2 + |grad f|^2) is no bound."""
+
+    def sides(g: np.ndarray, s: int) -> tuple[float, float, float]:
+        n, mean = len(g), g.mean(0)
+        share = s / n
+        G2 = ((g - mean) ** 2).sum(1).mean()
+        error = ((g[:s].mean(0) - mean) ** 2).sum()
+        printed = 8 * (1 - share) ** 2 * (G2 + (mean**2).sum())
+        return float(error), float(printed), float(G2 * (1 - share) / share)
+
+    error, printed, right = sides(np.eye(10)[:, :1], 1)
+    assert (error, printed, right) == pytest.approx((0.81, 0.648, 0.81))
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        n = int(rng.integers(2, 20))
+        g = rng.normal(size=(n, 3)) * rng.uniform(0, 5, (n, 1))
+        for s in range(1, n + 1):
+            error, _, right = sides(g, s)
+            assert error <= right + 1e-12
+
+
+def test_22_the_lag_of_tau_rounds_grows_with_tau_squared() -> None:
+    """Lemma 4.6 on x^2/2 with identical clients, no noise and no drift: too small by (tau - 1)/2."""
+    beta = 0.005
+    eta = beta / np.sqrt(8)
+
+    def worst(tau: int) -> tuple[float, float]:
+        x, m = 1.0, 0.0
+        xs: list[float] = []
+        terms: list[float] = []  # |grad f|^2 + E of every round
+        printed = right = 0.0
+        for t in range(1, 3000):
+            xs.append(x)
+            g = sum(xs[-tau:]) / tau
+            m = (1 - beta) * m + beta * g
+            terms.append(x**2 + (x - m) ** 2)
+            if t >= tau:
+                lag, late = (g - x) ** 2, eta**2 * sum(terms[-tau:-1])
+                printed = max(printed, lag / (6 * late))
+                right = max(right, lag / (3 * (tau - 1) * late))
+            x = x - eta * m
+        return printed, right
+
+    for tau, expected in ((20, 1.56), (40, 3.15), (80, 6.21)):
+        printed, right = worst(tau)
+        assert printed == pytest.approx(expected, abs=0.01)
+        assert right < 1
+
+
+@pytest.mark.slow
+def test_22_ghbm_with_the_step_of_theorem_4_7_diverges() -> None:
+    """200 clients with f_i = x^2/2 in turn, sigma = 0: beta = 1, eta = 1/(24 L); half the largest stable step does not."""
+    problem = ud.Quadratic(torch.ones(200, 1, 1).double(), torch.zeros(200, 1).double())
+    problem.x0 = torch.ones(1).double()
+    told: dict[str, Any] = {"L": 1.0, "Delta": 0.5, "G_tau": 1.0, "sigma": 0.0, "K": 1, "R": 2000}
+    setting = ud.theory.ghbm(N=200, S=1, **told)
+    assert setting.beta == 1 and setting.eta < 1 / 24
+
+    def last(eta: float) -> float:
+        run = ud.rounds(
+            ud.GHBMTheory(tau=200, beta=1.0, eta=eta),
+            problem,
+            rounds=2000,
+            participation=ud.Cyclic(1),
+            local=ud.Local(steps=1, lr=setting.lr),
+            evaluate_every=2000,
+        )
+        return max(float(r.x.abs()) for r in run if r.round > 1500)
+
+    assert last(1 / 24) > 10
+    assert last(setting.eta) < 0.1
+
+
+def test_23_smoothness_bounds_gradients_by_twice_the_gap() -> None:
+    """(1) and (P2) print beta (f - f*) where 2 beta (f - f*) is right; x^2/2 has |grad|^2 = 2 (f - f*)."""
+    x = 1.0
+    gap, square = x**2 / 2, x**2
+    assert square > 1 * gap and square == 2 * gap
+    a, eta = 100.0, 0.1  # (P2) from y = x with c_i = g_i(x): the first local step
+    left = (eta * x) ** 2
+    assert left > eta**2 * (1 + 1 / a) * gap
+    assert left <= eta**2 * (1 + 1 / a) * 2 * gap
+    rng = np.random.default_rng(0)
+    H = np.einsum("nij,nkj->nik", A := rng.normal(size=(50, 4, 4)), A)
+    for h in H:
+        y = rng.normal(size=4)
+        assert (h @ y) @ (h @ y) <= 2 * np.linalg.eigvalsh(h).max() * (y @ h @ y) / 2 + 1e-9
+
+
+def test_23_both_constants_of_p4_hold() -> None:
+    """T_4 = mean |c - c_i + grad f_i(x)|^2 against b (f - f*) and k mean |c_i - grad f_i(x*)|^2; 4, 2 suffice."""
+    problem = quadratic()
+    H, best = problem.H.numpy(), problem.optimum.numpy()
+    L = np.linalg.eigvalsh(H).max()
+    e = problem.e.numpy()
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        x, c = rng.normal(size=4) + best, H @ best - e + rng.uniform(0, 3) * rng.normal(size=(6, 4))
+        middle = ((c.mean(0) - c + H @ x - e) ** 2).sum(1).mean()
+        gap = (x - best) @ H.mean(0) @ (x - best) / 2
+        control = ((c - (H @ best - e)) ** 2).sum(1).mean()
+        for b, k in ((6, 3), (3, 6), (4, 2)):
+            assert middle <= b * L * gap + k * control + 1e-12
+
+
+@pytest.mark.parametrize("gamma, breaks", [(0.1, True), (0.1 / 12, False)])
+def test_24_scaffold_m_with_the_gamma_of_theorem_19_breaks_lemma_16(
+    gamma: float, breaks: bool
+) -> None:
+    """All clients, one exact step, x^2/2: E_r <= (1 - 8 beta/9) E_{r-1} + 16/beta (gamma L)^2 |grad f(x^{r-1})|^2."""
+    beta = 0.1
+    problem = ud.Quadratic(torch.ones(2, 1, 1).double(), torch.zeros(2, 1).double())
+    problem.x0 = torch.ones(1).double()
+    xs, errors, broken = [1.0], [], []
+    for r in ud.rounds(
+        ud.ScaffoldM(beta=beta, gamma=gamma, B=1),
+        problem,
+        rounds=100,
+        local=ud.Local(steps=1, lr=0.1),
+    ):
+        errors.append((xs[-1] - float(r.state.server.g)) ** 2)
+        if len(errors) > 1:
+            right = (1 - 8 * beta / 9) * errors[-2] + 16 / beta * gamma**2 * xs[-2] ** 2
+            broken.append(errors[-1] > right * (1 + 1e-9))
+        xs.append(float(r.x))
+    assert any(broken) is breaks
+
+
+def test_25_the_exponent_of_fednovas_141() -> None:
+    """tau = K^(1/4) m^(-3/4) makes 1/sqrt(mK) equal to tau^(2/3) / K^(2/3), as in (140), not tau^(4/3) / K^(2/3)."""
+    for m, K in ((4, 1e6), (10, 1e9)):
+        tau = K**0.25 * m**-0.75
+        assert tau ** (2 / 3) / K ** (2 / 3) == pytest.approx((m * K) ** -0.5)
+        assert tau ** (4 / 3) / K ** (2 / 3) != pytest.approx((m * K) ** -0.5, rel=0.1)
+
+
+def test_26_theorem_5_1_does_not_limit_the_servers_step() -> None:
+    """x^2/2, K = 1, no delay, no noise, eta_l = 1/(8 L) as allowed, eta = 20: every round multiplies x by -1.5."""
+    problem = ud.Quadratic(torch.ones(2, 1, 1).double(), torch.zeros(2, 1).double())
+    problem.x0 = torch.ones(1).double()
+    server, R, Delta = ud.FedGM(20.0, beta=0.0, nu=0.0), 20, 0.5
+    told: dict[str, Any] = {"L": 1.0, "Delta": Delta, "N": 2, "S": 2, "K": 1, "R": R}
+    setting = ud.theory.autonomous_fedgm(server, **told)
+
+    def mean_square(lr: float) -> float:
+        run = ud.rounds(setting.method(), problem, rounds=R, local=ud.Local(steps=1, lr=lr))
+        xs = [1.0, *(float(r.x) for r in run)]
+        return float(np.mean(np.square(xs[:-1])))
+
+    assert mean_square(1 / 8) > 1e3 * 4 * Delta / (R * server.eta / 8)
+    assert mean_square(setting.lr) <= setting.bound()

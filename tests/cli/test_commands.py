@@ -27,6 +27,17 @@ def metrics(folder: Path) -> dict[str, bytes]:
     }
 
 
+def in_this_process(*words: str) -> None:
+    """A command that succeeds, for fixtures of a module."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["undrift", *words])
+        cli.main()
+    signal.signal(signal.SIGTERM, before)
+    assert not end.value.code
+
+
+@pytest.mark.slow
 def test_compare_ends_with_a_table_and_a_report(undrift, tmp_path: Path) -> None:
     said = undrift(
         "compare", "fedavg", "scaffold-m:beta=0.1,lr=0.2", *SMALL, "--seeds", 2, "--jobs", 1
@@ -53,6 +64,7 @@ def test_compare_ends_with_a_table_and_a_report(undrift, tmp_path: Path) -> None
     assert report.code == 0 and (tmp_path / "both" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_bytes_of_one(undrift, tmp_path: Path) -> None:
     words = ["compare", "fedavg", "fedhbm", *SMALL, "--set", "threads=1", "-q"]
     assert undrift(*words, "--jobs", 1, "--out", "one").code == 0
@@ -131,8 +143,20 @@ def test_a_traceback_only_for_those_who_ask(undrift) -> None:
     assert "Traceback" in undrift("run", "nowhere.toml", "--debug").err
 
 
-def test_nothing_is_overwritten(undrift, tmp_path: Path) -> None:
-    assert undrift("compare", "fedavg", *SMALL, "--out", "run", "-q").code == 0
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    in_this_process("compare", "fedavg", *SMALL, "--out", str(folder), "-q")
+    return folder
+
+
+@pytest.fixture
+def finished(finished_once: Path, tmp_path: Path) -> None:
+    """A finished run in the folder `run`."""
+    shutil.copytree(finished_once, tmp_path / "run")
+
+
+def test_nothing_is_overwritten(undrift, finished: None, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     said = undrift("compare", "fedavg", *SMALL, "--out", "run")
     assert (
@@ -143,8 +167,9 @@ def test_nothing_is_overwritten(undrift, tmp_path: Path) -> None:
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
 
 
-def test_a_changed_experiment_or_other_data_are_refused(undrift, tmp_path: Path) -> None:
-    assert undrift("compare", "fedavg", *SMALL, "--out", "run", "-q").code == 0
+def test_a_changed_experiment_or_other_data_are_refused(
+    undrift, finished: None, tmp_path: Path
+) -> None:
     (tmp_path / "run" / "result.json").unlink()  # as if it had not ended
     federation = json.loads((tmp_path / "run/federation.json").read_text())
     (tmp_path / "run/federation.json").write_text(
@@ -158,8 +183,7 @@ def test_a_changed_experiment_or_other_data_are_refused(undrift, tmp_path: Path)
     assert said.code == 2 and "was changed after the run began" in said.err
 
 
-def test_the_second_process_on_a_run_refuses(undrift, tmp_path: Path) -> None:
-    assert undrift("compare", "fedavg", *SMALL, "--out", "run", "-q").code == 0
+def test_the_second_process_on_a_run_refuses(undrift, finished: None, tmp_path: Path) -> None:
     (tmp_path / "run" / "result.json").unlink()
     held = lock(tmp_path / "run")
     try:
@@ -169,6 +193,7 @@ def test_the_second_process_on_a_run_refuses(undrift, tmp_path: Path) -> None:
     assert said.code == 2 and "in use by another process" in said.err
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_from_a_file(undrift, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import undrift as ud\nfrom undrift.algorithms.fedavg import FedAvg\n"
@@ -188,6 +213,7 @@ def test_a_method_of_ones_own_from_a_file(undrift, tmp_path: Path) -> None:
     METHODS.pop("own-fedavg")
 
 
+@pytest.mark.slow
 def test_files_of_ones_own_lie_beside_the_experiment(undrift, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     own = tmp_path / "project" / "mine.py"
@@ -220,8 +246,10 @@ def test_no_hidden_layer_stays_none(undrift, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run/federation.json").read_text())["parameters"] == 650
 
 
+@pytest.mark.slow
 def test_a_comparison_made_longer_half_way_goes_on(undrift, tmp_path: Path) -> None:
-    assert undrift("compare", "fedavg", "scaffold", *SMALL, "--out", "run", "-q").code == 0
+    words = ["compare", "fedavg", "scaffold", *SMALL, "--out", "run", "-q"]
+    assert undrift(*words, "--jobs", 1).code == 0
     shutil.rmtree(tmp_path / "run" / "scaffold" / "seed-0")
     (tmp_path / "run" / "scaffold" / "seed-0").mkdir()  # killed when it was being made
     assert undrift("resume", "run", "--rounds", 14, "-q").code == 0
@@ -279,16 +307,14 @@ LONG = [
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """In this process: two give the same bytes, as was shown above."""
-    folder, before = tmp_path_factory.mktemp("uninterrupted"), signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        words = ["compare", "scaffold", "ghbm", *LONG, "--out", str(folder / "run"), "-q"]
-        patch.setattr(sys, "argv", ["undrift", *words, "--jobs", "1"])
-        cli.main()
-    signal.signal(signal.SIGTERM, before)
-    assert not end.value.code
-    return metrics(folder / "run")
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    words = ["compare", "scaffold", "ghbm", *LONG, "--out", str(folder), "-q", "--jobs", "1"]
+    in_this_process(*words)
+    return metrics(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("interrupted")
 def test_kill_nine_of_the_whole_command_and_resume(
     undrift, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -304,6 +330,8 @@ def test_kill_nine_of_the_whole_command_and_resume(
     assert metrics(tmp_path / "run") == uninterrupted
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("interrupted")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_ctrl_c_says_how_to_resume(
     undrift, jobs: str, uninterrupted: dict[str, bytes], tmp_path: Path
@@ -318,7 +346,7 @@ def test_ctrl_c_says_how_to_resume(
     newest = max(int(path.stem) for path in checkpoints)
     recorded = (tmp_path / "run/scaffold/seed-0/metrics.jsonl").read_bytes().count(b"\n")
     assert newest >= recorded - 1, "the last whole round has a checkpoint"
-    again = undrift("resume", "run", "-q", *(("--jobs", 1) if jobs == "1" else ()))
+    again = undrift("resume", "run", "-q", "--jobs", "1")
     assert again.code == 0, again.err
     assert metrics(tmp_path / "run") == uninterrupted
     shutil.rmtree(tmp_path / "run")

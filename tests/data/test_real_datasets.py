@@ -4,8 +4,7 @@ import gzip
 import hashlib
 import json
 import re
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,11 +98,10 @@ def test_mnist_writers_are_qmnists(real: Callable[..., Data]) -> None:
     assert not {str(w) for w in others} & set(data.client_names)
 
 
-def test_cifar10_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = real_data() / "restore_cifar.py"
-    if not script.is_file():
-        pytest.skip(f"no {script}")
-    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True)
+@pytest.mark.slow
+@pytest.mark.xdist_group("cifar")
+def test_cifar10_restored(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(cifar10, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("UNDRIFT_DATA", str(tmp_path))
     data = load("cifar10")
     assert data.test is not None and data.prepare is not None and len(data.checksums) == 6

@@ -34,7 +34,7 @@ from undrift.experiments.config import read
 from undrift.experiments.config.federation import federation
 
 
-def test_a_parcel_survives_flowers_records() -> None:
+def test_a_message_survives_flowers_records() -> None:
     method = ud.ScaffoldM()
     down = method.send(method.server(torch.randn(30)))
     shape, arrays = pack_tensors("down", down)
@@ -59,7 +59,7 @@ def test_a_parcel_survives_flowers_records() -> None:
         ),
     ],
 )
-def test_what_is_no_parcel_is_a_failure_not_a_crash(records: RecordDict) -> None:
+def test_records_that_are_no_message_are_a_failure_not_a_crash(records: RecordDict) -> None:
     assert from_records(records).kind == "failed"
 
 
@@ -74,7 +74,7 @@ def test_a_digest_is_of_words_and_numbers() -> None:
     assert digest("w", x) != digest("v", x) != digest("v", {"a": torch.ones(3)})
 
 
-def test_a_shelf_holds_what_is_whole(tmp_path: Path) -> None:
+def test_the_state_store_returns_only_whole_files(tmp_path: Path) -> None:
     store = ClientStateStore(tmp_path / "s")
     for t in (1, 2, 3):
         store.put(Stamp(t, 1), {"state.c": torch.full((2,), float(t))}, {"request": "x"})

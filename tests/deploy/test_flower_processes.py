@@ -23,6 +23,8 @@ from undrift.experiments.runs.files import read_lines
 from undrift.experiments.runs.running import config_of
 from undrift.simulation.api import prepare
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]  # one SuperLink for all
+
 PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
 
 # A node that misbehaves when a file says so: what it brings to the first contact does not fit; or, after its work, it is

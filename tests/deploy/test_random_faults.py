@@ -128,6 +128,7 @@ def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str
         lived_through(made, events, Path(folder))
 
 
+@pytest.mark.slow
 @given(
     events=st.lists(
         st.sampled_from(("", "unheard", "unanswered", "twice", "slow", "server")), max_size=25

@@ -14,6 +14,7 @@ from undrift.core.records import record
 from undrift.simulation.client_states import ClientStates
 
 
+@pytest.mark.slow
 def test_a_mapped_table_takes_no_memory_of_the_process(tmp_path: Path) -> None:
     """A gigabyte of states under a limit of memory that could not hold it."""
     code = """

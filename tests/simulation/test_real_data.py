@@ -1,7 +1,6 @@
 """Runs on real data: small, but what people come for."""
 
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,14 @@ def data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_DATA", str(real_data()))
 
 
+load = cache(ud.load)
+
+
 def mnist(clients: Any, seed: int = 0) -> ud.ModelProblem:
+    """Evaluated on 2,000 of the test samples, which is half of the time."""
     torch.manual_seed(seed)
-    net = ud.models.mlp(784, 200, 10)
-    return ud.federate(
-        ud.load("mnist"), model=net, loss=F.cross_entropy, clients=clients, seed=seed
-    )
+    settings: dict[str, Any] = {"model": ud.models.mlp(784, 200, 10), "loss": F.cross_entropy}
+    return ud.federate(load("mnist"), clients=clients, seed=seed, test_samples=2000, **settings)
 
 
 def rounds_to(
@@ -39,10 +40,12 @@ def rounds_to(
     return None
 
 
+@pytest.mark.slow
 def test_fedavg_on_iid_mnist_reaches_97_percent_in_100_rounds() -> None:
     assert rounds_to(0.97, ud.FedAvg(), mnist(ud.IID(100)), lr=0.1, most=100, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_scaffold_m_is_ahead_of_fedavg_on_non_iid_mnist(seed: int) -> None:
     """Dirichlet 0.2, beta 0.2: with the step size that suits it SCAFFOLD-M has 95 % while FedAvg, with any step size
@@ -54,15 +57,17 @@ def test_scaffold_m_is_ahead_of_fedavg_on_non_iid_mnist(seed: int) -> None:
         assert rounds_to(0.95, ud.FedAvg(), problem, lr, most=needed, seed=seed) is None
 
 
-def test_lenet_on_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = real_data() / "restore_cifar.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True)
-    monkeypatch.setenv("UNDRIFT_DATA", str(tmp_path))
-    data, (X, Y) = ud.load("cifar10"), ud.load("cifar10").test or (torch.empty(0),) * 2
+@pytest.mark.slow
+@pytest.mark.xdist_group("cifar")
+def test_lenet_on_cifar10(cifar10: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDRIFT_DATA", str(cifar10))
+    data = ud.load("cifar10")
+    assert data.test is not None
+    X, Y = data.test
     torch.manual_seed(0)
     problem = ud.federate(
         data,
-        (X[:1000], Y[:1000]),
+        (X[:300], Y[:300]),
         model=ud.models.lenet(),
         loss=F.cross_entropy,
         clients=ud.Dirichlet(100, alpha=0.5),
@@ -88,7 +93,7 @@ NATURAL: dict[str, tuple[Any, ud.Local]] = {
 def test_natural_federations(name: str) -> None:
     make, local = NATURAL[name]
     torch.manual_seed(0)
-    data = ud.load(name)
+    data = load(name)
     assert data.test is not None and data.clients is not None
     few = data.test[0][:500], data.test[1][:500]
     problem = ud.federate(data, few, model=make(), loss=F.cross_entropy, clients=ud.Natural(2))

@@ -17,7 +17,11 @@ from undrift.algorithms.fedavg import Up
 from undrift.compiler import inductor
 from undrift.simulation.engines.choice import cpp_compiler
 
-needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
+
+def needs_compiler(test: Any) -> Any:
+    """A mark for tests that compile, which takes seconds unless the same program is cached on disk."""
+    missing = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
+    return pytest.mark.slow(missing(test))
 
 
 class TracedWorld(WorldProblem):

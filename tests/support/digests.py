@@ -111,7 +111,7 @@ def demo(folder: Path) -> dict[str, Any]:
     changes = ["seeds=1", "threads=1"]
     words = [f"--set={change}" for change in changes]
     command = [sys.executable, "-m", "undrift.cli", "run", str(DEMO), *words, "--out", str(out)]
-    subprocess.run([*command, "--quiet"], check=True)
+    subprocess.run([*command, "--quiet", "--jobs", "1"], check=True)
     found: dict[str, Any] = {}
     for metrics in sorted(out.glob("*/seed-0/metrics.jsonl")):
         model = metrics.with_name("model.safetensors")

@@ -1,4 +1,4 @@
-"""Nodes in one process, for tests: parcels are handed over, time is a number, and what goes wrong is told beforehand."""
+"""Nodes in one process, for tests: messages are handed over, time is a number, and what goes wrong is told beforehand."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A process that begets runs and kills or interrupts them: imports once, so that fifty kills take seconds.
+"""A process that forks runs and kills or interrupts them: it imports once, so that fifty kills take seconds.
 
     python -m tests.support.killed_runs
 
@@ -77,11 +77,11 @@ def child(folder: Path, method: str) -> int:
     return pid
 
 
-def tormented(folder: Path, method: str, kills: int, seed: int) -> dict[str, Any]:
+def killed_repeatedly(folder: Path, method: str, kills: int, seed: int) -> dict[str, Any]:
     """Runs of a method, killed so many times; and what became of them."""
-    began, unharmed = time.monotonic(), folder / "unharmed"
-    unharmed.mkdir(parents=True)
-    os.waitpid(child(unharmed, method), 0)
+    began, uninterrupted = time.monotonic(), folder / "uninterrupted"
+    uninterrupted.mkdir(parents=True)
+    os.waitpid(child(uninterrupted, method), 0)
     whole = time.monotonic() - began  # on this machine, now: so that kills fall into all of a run
     dice, killed, number = random.Random(seed), 0, 0
     while killed < kills:
@@ -109,7 +109,7 @@ def main() -> None:
     )  # what torch imports at the first round is imported here, once
     for line in sys.stdin:
         folder, method, kills, seed = json.loads(line)
-        print(json.dumps(tormented(Path(folder), method, kills, seed)), flush=True)
+        print(json.dumps(killed_repeatedly(Path(folder), method, kills, seed)), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,11 @@
 import signal
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import typer
 
-from undrift.cli.about import list_all
-from undrift.cli.deploy import deploy
-from undrift.cli.doctor import doctor
-from undrift.cli.reports import report
-from undrift.cli.reproduce import reproduce
-from undrift.cli.runs import compare, resume, run
-from undrift.cli.sweeps import sweep
+from undrift.cli import about, deploy, doctor, reports, reproduce, runs, sweeps
 from undrift.core.errors import InvalidInput, Stopped
 from undrift.version import __version__
 
@@ -37,17 +31,24 @@ def undrift(
 
 
 for name, command in {
-    "run": run,
-    "compare": compare,
-    "resume": resume,
-    "report": report,
-    "sweep": sweep,
-    "reproduce": reproduce,
-    "list": list_all,
-    "doctor": doctor,
+    "run": runs.run,
+    "compare": runs.compare,
+    "resume": runs.resume,
+    "report": reports.report,
+    "sweep": sweeps.sweep,
+    "reproduce": reproduce.reproduce,
+    "list": about.list_all,
+    "doctor": doctor.diagnose,
 }.items():
     app.command(name)(command)
-app.add_typer(deploy, name="deploy")
+app.add_typer(deploy.app, name="deploy")
+
+
+@runtime_checkable
+class UsageError(Protocol):
+    """An error of the command line itself, as click has them."""
+
+    def format_message(self) -> str: ...
 
 
 def main() -> None:
@@ -75,8 +76,8 @@ def _said(error: Any) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     if isinstance(error, InvalidInput | Stopped):
         return str(error), 2
-    if hasattr(error, "format_message"):  # of the command line itself
-        context = getattr(error, "ctx", None)
+    if isinstance(error, UsageError):
+        context = vars(error).get("ctx")
         path = context.command_path if context else "undrift"
         return f"{' '.join(error.format_message().split())} (see {path} --help)", 2
     if isinstance(error, OSError) and error.strerror:

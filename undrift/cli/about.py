@@ -1,19 +1,17 @@
 """undrift list: methods, data sets, partitions, models."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import unknown
 from undrift.core.hyper import METHODS
 from undrift.data.registry import DATASETS
-from undrift.experiments.config.parts import PARTITIONS, SCHEMES, makers
+from undrift.experiments.config.parts import PARTITIONS, SCHEMES, list_models
 from undrift.simulation.catalogue import MethodCost, catalogue
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
@@ -37,15 +35,13 @@ def list_all(
             ("data set", "source and licence"), ((n, s.about) for n, s in DATASETS.items())
         )
     if name == "spaces":
-        from undrift.experiments.sweeps.spaces import (
-            SPACES,  # needs nothing, but is seldom asked for
-        )
+        from undrift.experiments.sweeps.spaces import SPACES  # seldom asked for
 
         return _show(("space", "what it is"), ((n, space.about) for n, space in SPACES.items()))
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {
         "partitions": PARTITIONS,
         "participation": SCHEMES,
-        "models": makers(),
+        "models": list_models(),
     }
     if name in tables:
         entries = ((n, _parameters(make), _first_line(make)) for n, make in tables[name].items())
@@ -62,24 +58,8 @@ def list_all(
     _explain(name)
 
 
-def _show(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    table = _table(headings)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    _console().print(table)
-
-
-def _table(headings: Iterable[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    first, *others = headings
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading)
-    return table
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)
+def _show(headings: Sequence[str], rows: Iterable[Sequence[str]], **layout: Sequence[str]) -> None:
+    make_console().print(make_table(headings, rows, **layout))
 
 
 def _parameters(make: Callable[..., Any]) -> str:
@@ -93,53 +73,35 @@ def _parameters(make: Callable[..., Any]) -> str:
 
 
 def _first_line(make: Callable[..., Any]) -> str:
-    return (make.__doc__ or "").strip().splitlines()[0] if make.__doc__ else ""
+    return (make.__doc__ or "").strip().partition("\n")[0]
 
 
 def _methods() -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("method", "paper"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("client keeps", "down", "up", "gradients a step"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("remarks")
-    for cost in catalogue():
-        table.add_row(*_cells(cost))
-    _console().print(table)
+    numbers = ("client keeps", "down", "up", "gradients a step")
+    headings = ("method", "paper", *numbers, "remarks")
+    _show(headings, map(_cells, catalogue()), right=numbers, whole=("paper",))
 
 
 def _cells(cost: MethodCost) -> list[str]:
-    spec = cost.spec
-    remarks = ["all clients every round"] if spec.everyone else []
-    remarks += ["same steps for all"] if spec.equal_steps else []
-    remarks += [f"first contact {_pair(*cost.first_contact[0])}"] if cost.first_contact else []
-    remarks += ["second exchange with one client"] if cost.one_walks else []
-    if cost.restarts:
-        remarks += ["now and then a full gradient of all clients"]
-    elif cost.full_gradients:
-        remarks += [f"and {cost.full_gradients} full gradient a round"]
-    remarks += ["our reading"] if spec.reading else []
-    down = " + ".join(_size(d) for d, _ in cost.traffic)
-    up = " + ".join(_size(u) for _, u in cost.traffic)
-    return [
-        spec.name,
-        spec.paper,
-        _size(cost.keeps),
-        down,
-        up,
-        f"{cost.gradients:g}",
-        "; ".join(remarks),
-    ]
+    spec, first = cost.spec, cost.initialisation
+    full = f"and {cost.full_gradients} full gradient a round" if cost.full_gradients else ""
+    remarks = (
+        "all clients every round" if spec.everyone else "",
+        "same steps for all" if spec.equal_steps else "",
+        f"initialisation round {_size(first[0][0])} down, {_size(first[0][1])} up" if first else "",
+        "second exchange with one client" if cost.one_walks else "",
+        "now and then a full gradient of all clients" if cost.restarts else full,
+        "our reading" if spec.reading else "",
+    )
+    down, up = (" + ".join(map(_size, each)) for each in zip(*cost.traffic, strict=True))
+    sizes = [_size(cost.keeps), down, up, f"{cost.gradients:g}"]
+    return [spec.name, spec.paper, *sizes, "; ".join(filter(None, remarks))]
 
 
 def _size(vectors: float) -> str:
     """A number of vectors; single numbers beside them are shown as a sign that they are there."""
     whole = round(vectors)
     return f"{whole}" + ("+" if vectors - whole > 1e-9 else "")
-
-
-def _pair(down: float, up: float) -> str:
-    return f"{_size(down)} down, {_size(up)} up"
 
 
 def _explain(name: str) -> None:

@@ -9,14 +9,14 @@ from undrift.cli import options as o
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config import Experiment, read
 
-deploy = typer.Typer(
+app = typer.Typer(
     no_args_is_help=True,
     help="Run an experiment on real nodes, with Flower.\n\n"
     "Example: undrift deploy init hospitals --from experiment.toml --clients hospital-a,hospital-b",
 )
 
 
-@deploy.command("init")
+@app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write the app")],
     file: Annotated[Path, typer.Option("--from", help="An experiment: TOML or Python")],
@@ -45,7 +45,7 @@ def init(
     print(f"what to do next is in {folder / 'README.md'}")
 
 
-@deploy.command("certificates")
+@app.command("certificates")
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Where to write them")],
     host: Annotated[
@@ -62,7 +62,7 @@ def certificates(
         print(path)
 
 
-@deploy.command("key")
+@app.command("key")
 def key(
     path: Annotated[Path, typer.Argument(help="Where to write it; the public half ends in .pub")],
 ) -> None:

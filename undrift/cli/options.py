@@ -1,284 +1,221 @@
-"""Options of commands that describe an experiment in words, and the experiment they describe."""
+"""The options of commands; those that set a key of an experiment take their type and help from its definition."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from typer import Option
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import METHODS
-from undrift.experiments.config import Experiment, with_settings
-from undrift.experiments.config.parts import registered
-from undrift.experiments.config.toml import as_words, described, value_of
+from undrift.experiments.config import Experiment
+from undrift.experiments.config.parts import register_files
+from undrift.experiments.config.section import Section
+from undrift.experiments.config.toml import Origin, Setting, change, from_dict, value_of
+from undrift.local.settings import Local
 
-FEDERATION, WORK, RECORD = "Federation", "Work", "Recording"
+# An option, and the group in which --help shows it.
+federation = partial(Option, rich_help_panel="Federation")
+work = partial(Option, rich_help_panel="Work")
+record = partial(Option, rich_help_panel="Recording")
 
-# The types of options, with their help: `Data | None` in a command is an option that may be left out.
-Data = Annotated[
-    str | None, Option("--data", help="A data set: undrift list data", rich_help_panel=FEDERATION)
-]
-Clients = Annotated[int | None, Option("--clients", help="How many", rich_help_panel=FEDERATION)]
-Dirichlet = Annotated[
-    float | None,
-    Option(
-        "--dirichlet",
-        metavar="ALPHA",
-        help="Label mixtures drawn from Dirichlet(ALPHA); 0: one class a client",
-        rich_help_panel=FEDERATION,
-    ),
-]
-Iid = Annotated[bool, Option("--iid", help="Clients alike", rich_help_panel=FEDERATION)]
-Shards = Annotated[
-    int | None,
-    Option(
-        "--shards",
-        metavar="EACH",
-        help="EACH label-sorted shards a client",
-        rich_help_panel=FEDERATION,
-    ),
-]
-Natural = Annotated[
-    bool, Option("--natural", help="The clients that the data name", rich_help_panel=FEDERATION)
-]
-Weights = Annotated[
-    str | None,
-    Option("--weights", help="Of clients: uniform or samples", rich_help_panel=FEDERATION),
-]
-ModelName = Annotated[
-    str | None, Option("--model", help="A model: undrift list models", rich_help_panel=FEDERATION)
-]
-PerRound = Annotated[
-    int | None, Option("--per-round", help="Clients a round, drawn uniformly", rich_help_panel=WORK)
-]
-Async = Annotated[
-    bool,
-    Option(
-        "--async",
-        help="Virtual time: clients of different pace, and a server that steps when PER-ROUND updates have come; "
-        "twice as many are kept at work.  More with --set population.... and server....",
-        rich_help_panel=WORK,
-    ),
-]
-Everyone = Annotated[
-    bool, Option("--everyone", help="All clients every round", rich_help_panel=WORK)
-]
-Rounds = Annotated[
-    int | None, Option("--rounds", help="Rounds of communication", rich_help_panel=WORK)
-]
-Seeds = Annotated[int | None, Option("--seeds", help="How many repetitions", rich_help_panel=WORK)]
-Steps = Annotated[int | None, Option("--steps", help="Local steps a visit", rich_help_panel=WORK)]
-Epochs = Annotated[
-    int | None, Option("--epochs", help="Local epochs a visit", rich_help_panel=WORK)
-]
-Batch = Annotated[
-    int | None, Option("--batch", help="Samples in a minibatch", rich_help_panel=WORK)
-]
-Lr = Annotated[float | None, Option("--lr", help="Local step size", rich_help_panel=WORK)]
-Engine = Annotated[
-    str | None,
-    Option(
-        "--engine",
-        help="auto, sequential, batched, compiled, or ray: on this machine, or on the cluster at RAY_ADDRESS",
-        rich_help_panel=WORK,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    Option("--workers", help="Clients side by side, on so many cores", rich_help_panel=WORK),
-]
-Target = Annotated[
-    float | None,
-    Option("--target", help="A quality whose price the report tells", rich_help_panel=RECORD),
-]
-Baseline = Annotated[
-    str | None, Option("--baseline", help="The method to compare with", rich_help_panel=RECORD)
-]
+# Options that set a key of an experiment.
+KEYS: dict[str, tuple[str, ...]] = {
+    "data": ("data", "name"),
+    "clients": ("clients", "number"),
+    "weights": ("clients", "weights"),
+    "model": ("model", "name"),
+    "per_round": ("participation", "per_round"),
+    "rounds": ("rounds",),
+    "seeds": ("seeds",),
+    "steps": ("local", "steps"),
+    "epochs": ("local", "epochs"),
+    "batch": ("local", "batch"),
+    "lr": ("local", "lr"),
+    "engine": ("engine", "name"),
+    "workers": ("engine", "workers"),
+    "target": ("target",),
+    "baseline": ("baseline",),
+    "log": ("log",),
+}
+PANELS: dict[str, Any] = dict.fromkeys(("data", "clients", "weights", "model"), federation)
+PANELS |= dict.fromkeys(("target", "baseline", "log"), record)
+
+
+def define(key: tuple[str, ...]) -> tuple[Any, str]:
+    """The type of a key of an experiment, and a sentence about it, from its definition."""
+    if key[0] == "local":
+        setting = Local.__dataclass_fields__[key[1]]
+        return setting.type, setting.metadata["help"]
+    if key == ("engine", "workers"):
+        return int, "Clients side by side, on so many cores"
+    field = Experiment.model_fields[key[0]]
+    section: Any = field.annotation
+    if isinstance(section, type) and issubclass(section, Section):
+        field = section.model_fields[key[1]]
+    return field.annotation, field.description or ""
+
+
+def option(name: str) -> Any:
+    """The option of this name, which sets a key."""
+    return PANELS.get(name, work)(f"--{name.replace('_', '-')}", help=define(KEYS[name])[1])
+
+
+def option_type(name: str) -> Any:
+    """What the option of this name takes: a word, a number, or words if it may be repeated.
+
+    >>> option_type("lr"), option_type("steps"), option_type("log")
+    (float | None, int | None, list[str] | None)
+    """
+    annotation, _ = define(KEYS[name])
+    if annotation == list[str]:
+        return list[str] | None
+    kinds = list(_plain_types(annotation))
+    return (float if float in kinds else kinds[0]) | None
+
+
+def _plain_types(annotation: Any) -> Iterator[type]:
+    if annotation in (int, float, str):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from [str] if isinstance(inner, str) else _plain_types(inner)  # of a Literal, words
+
+
+Engine = Annotated[str | None, option("engine")]
+Workers = Annotated[int | None, option("workers")]
+Target = Annotated[float | None, option("target")]
+Baseline = Annotated[str | None, option("baseline")]
 Set = Annotated[
     list[str] | None,
-    Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set anything of the experiment, e.g. --set local.clip=1",
-        rich_help_panel=RECORD,
-    ),
+    record("--set", metavar="KEY=VALUE", help="Set any key, e.g. --set local.clip=1"),
 ]
-Use = Annotated[
-    list[Path] | None,
-    Option(
-        "--use", help="A Python file that registers methods, data or models", rich_help_panel=RECORD
-    ),
-]
-Log = Annotated[
-    list[str] | None, Option("--log", help="tensorboard, wandb or mlflow", rich_help_panel=RECORD)
-]
-Out = Annotated[Path | None, Option("--out", help="The directory to make", rich_help_panel=RECORD)]
+Out = Annotated[Path | None, record("--out", help="The directory to make")]
 Jobs = Annotated[
-    int | None,
-    Option(
-        "--jobs", min=1, help="Runs at a time, as many as cores by default", rich_help_panel=RECORD
-    ),
+    int | None, record("--jobs", min=1, help="Runs at a time, as many as cores by default")
 ]
 Dry = Annotated[
-    bool,
-    Option(
-        "--dry",
-        help="Show the experiment, its bytes and time; start nothing",
-        rich_help_panel=RECORD,
-    ),
+    bool, record("--dry", help="Show the experiment, its engine, bytes and time; record nothing")
 ]
-Quiet = Annotated[
-    bool, Option("-q", "--quiet", help="Say nothing but errors", rich_help_panel=RECORD)
-]
-Verbose = Annotated[bool, Option("-v", "--verbose", help="Say more", rich_help_panel=RECORD)]
+Quiet = Annotated[bool, record("-q", "--quiet", help="Print only errors")]
+Verbose = Annotated[bool, record("-v", "--verbose", help="Print more")]
+
+PARAMETER = {"dirichlet": "alpha", "shards": "each"}  # that the option of a partition gives
 
 
-@dataclass(frozen=True)
-class Words:
-    """What was given on the command line of the options that describe an experiment."""
+def base_experiment(
+    *,
+    dirichlet: Annotated[
+        float | None,
+        federation(metavar="ALPHA", help="Labels drawn from Dirichlet(ALPHA); 0: one class each"),
+    ] = None,
+    iid: Annotated[bool, federation("--iid", help="Clients alike")] = False,
+    shards: Annotated[
+        int | None, federation(metavar="EACH", help="EACH label-sorted shards per client")
+    ] = None,
+    natural: Annotated[bool, federation("--natural", help="Clients as the data name them")] = False,
+    everyone: Annotated[bool, work("--everyone", help="All clients every round")] = False,
+    asynchronous: Annotated[
+        bool,
+        work(
+            "--async",
+            help="Virtual time: clients of different pace, and a server that steps when PER-ROUND updates have come; "
+            "twice as many are kept at work.  More with --set population.... and server....",
+        ),
+    ] = False,
+    settings: Set = None,
+    use: Annotated[list[Path] | None, record(help=define(("use",))[1])] = None,
+    **keys: Any,
+) -> tuple[dict[str, Any], list[Setting | str]]:
+    """What an experiment begins with, and what these options, KEYS and --set change of it, in this order."""
+    partitions = {"dirichlet": dirichlet, "iid": iid, "shards": shards, "natural": natural}
+    chosen = {name: value for name, value in partitions.items() if is_given(value)}
+    clients, per_round = keys.get("clients"), keys.get("per_round")
+    if len(chosen) > 1:
+        options = " and ".join(f"--{name}" for name in chosen)
+        raise InvalidInput(f"{options} are different partitions: give one of them")
+    if natural and clients:
+        raise InvalidInput("--natural takes the clients that the data name: leave out --clients")
+    if everyone and per_round is not None:
+        raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
+    usual = 10 if clients is None else max(1, min(10, clients))
+    words: dict[str, Any] = {
+        "use": [str(path.resolve()) for path in use or ()],
+        "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2},
+        "participation": {"scheme": "everyone"} if everyone else {"per_round": usual},
+    }
+    if asynchronous:
+        size = 5 if per_round is None else per_round
+        words["population"] = {"pace": {"median": 1.0, "sigma": 1.0}}
+        at_work = min(2 * size, clients or 100)
+        words["server"] = {"kind": "buffer", "size": size, "concurrency": at_work}
+    changes: list[Setting | str] = []
+    for name, value in chosen.items():
+        shown = f"--{name} {value}" if name in PARAMETER else f"--{name}"
+        changes.append(Setting(("clients", "partition"), name, shown))
+        if name in PARAMETER:
+            changes.append(Setting(("clients", PARAMETER[name]), value, shown))
+    return words, [*changes, *settings_of(keys), *(settings or ())]
 
-    data: Data = None
-    clients: Clients = None
-    dirichlet: Dirichlet = None
-    iid: Iid = False
-    shards: Shards = None
-    natural: Natural = False
-    weights: Weights = None
-    model: ModelName = None
-    per_round: PerRound = None
-    everyone: Everyone = False
-    late: Async = False
-    rounds: Rounds = None
-    seeds: Seeds = None
-    steps: Steps = None
-    epochs: Epochs = None
-    batch: Batch = None
-    lr: Lr = None
-    engine: Engine = None
-    workers: Workers = None
-    target: Target = None
-    baseline: Baseline = None
-    settings: Set = None
-    use: Use = None
-    log: Log = None
+
+def is_given(value: Any) -> bool:
+    """Whether an option was given; 0 is as good as any number."""
+    return value is not None and value is not False
 
 
-def with_words(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes all of these options; it gets them as one argument, `words`."""
+def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with all options that describe an experiment; it gets those that were given as one dict, `given`."""
     own = signature(command, eval_str=True).parameters
-    options = signature(Words, eval_str=True).parameters
-    shown = {name: p for name, p in {**own, **options}.items() if name != "words"}
+    shortcuts = signature(base_experiment, eval_str=True).parameters
+    described = {name: p for name, p in shortcuts.items() if name != "keys"}
+    for name in KEYS:
+        kind = Annotated[option_type(name), option(name)]
+        described[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        words = Words(**{name: given.pop(name) for name in options})
-        command(words=words, **given)
+    def call(**values: Any) -> None:
+        of_experiment = {name: values.pop(name) for name in described}
+        command(given={n: v for n, v in of_experiment.items() if is_given(v)}, **values)
 
+    shown = {name: p for name, p in {**own, **described}.items() if name != "given"}
     keyword = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in shown.values()]
-    called.__signature__ = Signature(keyword)  # pyright: ignore[reportAttributeAccessIssue]
-    called.__annotations__ = {p.name: p.annotation for p in keyword}
-    del called.__wrapped__
-    return called
+    call.__signature__ = Signature(keyword)  # pyright: ignore[reportAttributeAccessIssue]
+    call.__annotations__ = {p.name: p.annotation for p in keyword}
+    del call.__wrapped__
+    return call
 
 
-def experiment_of(methods: list[str], words: Words, name: str) -> Experiment:
+def make_experiment(methods: list[str], given: Mapping[str, Any], name: str) -> Experiment:
     """The experiment that methods and options describe.
 
-    >>> e = experiment_of(["fedavg", "scaffold-m:beta=0.1,lr=0.5"], Words(clients=20), "example")
+    >>> e = make_experiment(["fedavg", "scaffold-m:beta=0.1,lr=0.5"], {"clients": 20}, "example")
     >>> e.labels, e.local_of("scaffold-m beta=0.1 lr=0.5").lr, e.clients.number
     (['fedavg', 'scaffold-m beta=0.1 lr=0.5'], 0.5, 20)
     """
-    use = [str(path.resolve()) for path in words.use or ()]
-    registered(use)
-    described_as: dict[str, Any] = {
-        "name": name,
-        "use": use,
-        "data": {"name": words.data or "digits"},
-        "clients": _clients(words),
-        "participation": _participation(words),
-        "local": _given(steps=words.steps, epochs=words.epochs, batch=words.batch, lr=words.lr),
-        "algorithms": _methods(methods),
-        "log": words.log or [],
-        **_given(
-            rounds=words.rounds, seeds=words.seeds, target=words.target, baseline=words.baseline
-        ),
-        **_given(model=words.model and {"name": words.model}),
-        **(_late(words) if words.late else {}),
-    }
-    experiment = with_settings(described(described_as), words.settings or ())
-    return with_engine(experiment, words.engine, words.workers)
+    words, settings = base_experiment(**given)
+    register_files(words["use"])
+    words |= {"name": name, "algorithms": _methods(methods)}
+    return from_dict(words, Origin(settings=change(words, settings)))
 
 
-def with_engine(experiment: Experiment, engine: str | None, workers: int | None) -> Experiment:
-    """The experiment with another engine, or another number of workers.
+def settings_of(given: Mapping[str, Any]) -> list[Setting]:
+    """The keys that options set.
 
-    >>> e = experiment_of(["fedavg"], Words(), "example")
-    >>> with_engine(e, "ray", 4).engine_choice
-    EngineChoice(engine='ray', chunk=1, workers=4, since=1, shards=None, inside=None)
+    >>> settings_of({"per_round": 5, "engine": None})
+    [Setting(key=('participation', 'per_round'), value=5, option='--per-round 5')]
     """
-    if engine is None and workers is None:
-        return experiment
-    before = experiment.engine if isinstance(experiment.engine, str) else experiment.engine.name
-    name = engine or before
-    value: Any = name
-    if workers is not None:
-        value = {"name": "sequential" if name == "auto" else name, "workers": workers}
-    return described({**as_words(experiment), "engine": value})
+    values = {name: given.get(name) for name in KEYS}
+    return [
+        Setting(KEYS[name], value, f"--{name.replace('_', '-')} {_shown(value)}")
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _clients(words: Words) -> dict[str, Any]:
-    ways = {
-        "--dirichlet": words.dirichlet is not None,
-        "--iid": words.iid,
-        "--shards": words.shards is not None,
-        "--natural": words.natural,
-    }
-    chosen = [option for option, is_given in ways.items() if is_given]
-    if len(chosen) > 1:
-        raise InvalidInput(f"{' and '.join(chosen)} are different partitions: give one of them")
-    number = 100 if words.clients is None else words.clients
-    partition: dict[str, Any]
-    if words.natural:
-        if words.clients:
-            raise InvalidInput(
-                "--natural takes the clients that the data name: leave out --clients"
-            )
-        partition = {"partition": "natural"}
-    elif words.iid:
-        partition = {"partition": "iid", "number": number}
-    elif words.shards is not None:
-        partition = {"partition": "shards", "number": number, "each": words.shards}
-    else:
-        alpha = 0.2 if words.dirichlet is None else words.dirichlet
-        partition = {"partition": "dirichlet", "number": number, "alpha": alpha}
-    return partition | _given(weights=words.weights)
-
-
-def _participation(words: Words) -> dict[str, Any]:
-    if words.everyone and words.per_round is not None:
-        raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
-    if words.everyone:
-        return {"scheme": "everyone"}
-    usual = 10 if words.clients is None else max(1, min(10, words.clients))
-    return {"scheme": "uniform", "per_round": usual if words.per_round is None else words.per_round}
-
-
-def _late(words: Words) -> dict[str, Any]:
-    """Clients of different pace, and a server that does not wait for all of them."""
-    size = 5 if words.per_round is None else words.per_round
-    at_work = min(2 * size, words.clients or 100)
-    return {
-        "population": {"pace": {"median": 1.0, "sigma": 1.0}},
-        "server": {"kind": "buffer", "size": size, "concurrency": at_work},
-    }
+def _shown(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else f"{value}"
 
 
 def _methods(texts: list[str]) -> dict[str, Any]:
@@ -295,19 +232,21 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = text.partition(":")
     if name not in METHODS:
         raise unknown("method", name, METHODS)
+    own = signature(METHODS[name].make).parameters
     words: dict[str, Any] = {"name": name}
     for part in filter(None, rest.split(",")):
         key, sign, value = part.partition("=")
         if not sign:
             raise InvalidInput(f"{text!r}: a method's parameters are written name:beta=0.1,lr=0.5")
-        if key in ("lr", "steps", "epochs", "batch", "momentum", "weight_decay", "clip"):
-            words.setdefault("local", {})[key] = value_of(value)
-        else:
-            words[key] = value_of(value)
-    label = " ".join([name, *filter(None, rest.split(","))])
-    return label, words
+        is_local = key in Local.__dataclass_fields__ and key not in own
+        place = words.setdefault("local", {}) if is_local else words
+        place[key] = value_of(value)
+    return " ".join([name, *filter(None, rest.split(","))]), words
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1

@@ -48,7 +48,7 @@ class _Run:
 Say: TypeAlias = Callable[[str, _Run, Update], None]
 
 
-def shown(
+def show_updates(
     updates: Iterable[Update], experiment: Experiment, path: Path, quiet: bool
 ) -> dict[str, str]:
     """Show updates as they come; returns what failed, by run."""
@@ -85,15 +85,15 @@ def _silent() -> Iterator[Say]:
 
 @contextmanager
 def _lines() -> Iterator[Say]:
-    told: dict[str, float] = {}
+    printed: dict[str, float] = {}
 
     def say(name: str, run: _Run, update: Update) -> None:
         if update.stopped:
             print(f"{name}: stopped after round {run.round}: {update.stopped}", file=sys.stderr)
         elif update.finished:
             print(f"{name}: done, {run.round} rounds, {run.status()}", file=sys.stderr)
-        elif monotonic() - told.setdefault(name, monotonic()) > EVERY:
-            told[name] = monotonic()
+        elif monotonic() - printed.setdefault(name, monotonic()) > EVERY:
+            printed[name] = monotonic()
             left = f"{run.left(update.rounds):.0f} s left"
             print(
                 f"{name}: round {run.round}/{update.rounds}, {run.status()}, {left}",
@@ -136,7 +136,7 @@ def _bars(experiment: Experiment) -> Iterator[Say]:
         yield say
 
 
-def talkative(verbose: bool) -> None:
+def set_verbosity(verbose: bool) -> None:
     """Log to stderr, more or less."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")

@@ -1,14 +1,13 @@
 """undrift report."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
-from rich.console import Console
 
 from undrift.cli import options as o
+from undrift.cli.tables import make_console
 
 if TYPE_CHECKING:
     from undrift.experiments.report import Options
@@ -47,5 +46,5 @@ def report_on(
     summary = summarise(runs, **options)
     page = write_files(summary, out)
     if not quiet:
-        Console(width=None if sys.stdout.isatty() else 120).print(terminal_table(summary))
+        make_console().print(terminal_table(summary))
         print(f"report: {page}")

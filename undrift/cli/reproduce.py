@@ -2,17 +2,16 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from undrift.cli import options as o
-from undrift.cli.runs import carry_out, resume
-from undrift.cli.sweeps import swept
+from undrift.cli.runs import execute, resume
+from undrift.cli.sweeps import run_and_report
+from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.recipes.claims import (
@@ -82,7 +81,7 @@ def reproduce(
     rows = [describe_result(result) for result in results]
     page = write_report(list(places.values()), out, claims=rows)
     if not quiet:
-        Console(width=None if sys.stdout.isatty() else 160).print(_claims_table(rows))
+        make_console().print(make_table(COLUMNS, [list(row.values()) for row in rows]))
         print(f"report: {page}")
 
 
@@ -104,7 +103,7 @@ def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool) -> No
     is_file = search.space.endswith(".toml")
     space = space_of(str(folder / search.space) if is_file else search.space)
     plan = Plan(space, search.trials, search.seeds, search.sampler, search.held_out)
-    swept(experiment, plan, _search_folder(out, search.name), quiet)
+    run_and_report(experiment, plan, _search_folder(out, search.name), quiet)
 
 
 def _search_folder(out: Path, name: str) -> Path:
@@ -140,7 +139,7 @@ def _run_or_resume(
     """Run an experiment, or what is left of it; returns its directory."""
     place = out / "runs" / name
     if not place.exists():
-        carry_out(experiment, name, place, jobs, quiet=quiet)
+        execute(experiment, name, place, jobs, quiet=quiet)
         return place
     known = _list_settings(RunDirectory(place).experiment())
     for part, value in _list_settings(experiment).items():
@@ -168,13 +167,6 @@ def _list_settings(experiment: Experiment) -> dict[str, object]:
 
 
 # what came out
-
-
-def _claims_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    table = Table(*COLUMNS, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*(row[column] for column in COLUMNS))
-    return table
 
 
 def describe_result(result: ClaimResult) -> dict[str, str]:

@@ -2,34 +2,27 @@
 
 import shlex
 import sys
-from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
-from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
-import torch
 import typer
 
 from undrift.cli import options as o
-from undrift.cli.progress import shown, talkative
+from undrift.cli.progress import set_verbosity, show_updates
 from undrift.cli.reports import report_on
-from undrift.cli.sweeps import swept
+from undrift.cli.sweeps import run_and_report
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
-from undrift.experiments.config.federation import federation
-from undrift.experiments.config.toml import as_toml
-from undrift.experiments.runs.directory import RunDirectory, opened
+from undrift.experiments.runs.directory import RunDirectory, open_directory
 from undrift.experiments.runs.running import (
-    carried_out,
-    config_of,
-    extended,
+    extend,
     members,
-    prepared,
-    with_workers,
+    prepare_directory,
+    run_experiment,
+    set_workers,
 )
-from undrift.experiments.sweeps.sweeping import SWEEP
-from undrift.experiments.sweeps.sweeping import open_sweep as sweep_opened
-from undrift.simulation.api import prepare
+from undrift.experiments.sweeps.sweeping import SWEEP, open_sweep
 
 
 def run(
@@ -45,21 +38,22 @@ def run(
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Carry out an experiment file.
+    """Run the experiment of a file.
 
     Example: undrift run experiment.toml --set algorithm.beta=0.1 --out runs/beta0.1
     """
-    experiment = o.with_engine(read(file, settings or ()), engine, workers)
-    carry_out(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
+    chosen = o.settings_of({"engine": engine, "workers": workers})
+    experiment = read(file, [*chosen, *(settings or ())])
+    execute(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
 
 
-@o.with_words
+@o.takes_experiment
 def compare(
     methods: Annotated[
         list[str],
         typer.Argument(help="Methods, with parameters if you like: scaffold-m:beta=0.1,lr=0.5"),
     ],
-    words: o.Words,
+    given: dict[str, Any],
     out: o.Out = None,
     jobs: o.Jobs = None,
     dry: o.Dry = False,
@@ -70,9 +64,8 @@ def compare(
 
     Example: undrift compare fedavg scaffold-m fedhbm --data mnist --dirichlet 0.2 --rounds 200 --seeds 3
     """
-    name = f"compare-{words.data or 'digits'}"
-    experiment = o.experiment_of(methods, words, name)
-    carry_out(experiment, name, out, jobs, dry, quiet, verbose)
+    name = f"compare-{given.get('data', 'digits')}"
+    execute(o.make_experiment(methods, given, name), name, out, jobs, dry, quiet, verbose)
 
 
 def resume(
@@ -85,31 +78,31 @@ def resume(
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Go on with a run that was interrupted, as if it had not been; or with one that is done, for longer.
+    """Resume a run that was interrupted, as if it had not been; or run one that is done for longer.
 
     Example: undrift resume runs/compare-digits
     """
-    talkative(verbose)
+    set_verbosity(verbose)
     if (directory / SWEEP).exists():
         if rounds is not None or workers is not None:
             raise InvalidInput(
-                f"{directory} is a sweep, whose rounds and engine are part of it: sweep anew"
+                f"{directory} is a sweep, whose rounds and engine are part of it: start a new sweep"
             )
-        return swept(*sweep_opened(directory), directory, quiet=quiet)
-    made = opened(directory)
+        return run_and_report(*open_sweep(directory), directory, quiet=quiet)
+    whole = open_directory(directory)
     if rounds is not None:
-        made = extended(made, rounds)
+        whole = extend(whole, rounds)
     if workers is not None:
-        made = with_workers(made, workers)
-    done = all(RunDirectory(path).result() for path in members(made))
+        whole = set_workers(whole, workers)
+    done = all(RunDirectory(path).result() for path in members(whole))
     if done and (directory / "report.html").exists():
         if not quiet:
             print(f"{directory} is finished; --rounds N goes on for longer")
         return
-    finish(made, jobs, quiet)
+    finish(whole, jobs, quiet)
 
 
-def carry_out(
+def execute(
     experiment: Experiment,
     name: str,
     out: Path | None,
@@ -118,14 +111,14 @@ def carry_out(
     quiet: bool = False,
     verbose: bool = False,
 ) -> None:
-    """Carry out an experiment in a new directory, or only show it."""
-    talkative(verbose)
+    """Run an experiment in a new directory, or only show it."""
+    set_verbosity(verbose)
     experiment = with_threads(experiment, jobs)
     if dry:
-        return _dry(experiment, jobs)
-    if out is None:
-        out = free(Path("runs") / name)
-    finish(prepared(experiment, out), jobs, quiet)
+        from undrift.cli.dry import show_plan  # slow to import
+
+        return show_plan(experiment, _jobs(experiment, jobs))
+    finish(prepare_directory(experiment, out or free_path(Path("runs") / name)), jobs, quiet)
 
 
 def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
@@ -133,8 +126,8 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     path, experiment = directory.path, directory.experiment()
     again = f"`undrift resume {shlex.quote(str(path))}`"
     try:
-        updates = carried_out(directory, _jobs(experiment, jobs))
-        failed = shown(updates, experiment, path, quiet)
+        updates = run_experiment(directory, _jobs(experiment, jobs))
+        failed = show_updates(updates, experiment, path, quiet)
     except KeyboardInterrupt:
         print(f"\nundrift: interrupted; {again} goes on", file=sys.stderr)
         raise
@@ -143,22 +136,19 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
         raise OSError(error.errno, said, error.filename) from error
     if failed:
         first, reason = next(iter(failed.items()))
-        count = f"{len(failed)} of {len(members(directory))} runs failed"
-        raise InvalidInput(f"{count}; {first}: {reason}; {again} tries again")
+        how_many = f"{len(failed)} of {len(members(directory))} runs failed"
+        raise InvalidInput(f"{how_many}; {first}: {reason}; {again} tries again")
     report_on([path], path, quiet)
 
 
-def free(path: Path) -> Path:
+def free_path(path: Path) -> Path:
     """This path, or the first with a number behind it that is not there yet."""
-    number, found = 1, path
-    while found.exists():
-        number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def _jobs(experiment: Experiment, jobs: int | None) -> int:
-    usual = 1 if experiment.on_ray else o.cores()  # a run on Ray takes the whole cluster
+    usual = 1 if experiment.on_ray else o.count_cores()  # a run on Ray takes the whole cluster
     return min(jobs or usual, len(experiment.runs()))
 
 
@@ -166,31 +156,5 @@ def with_threads(experiment: Experiment, jobs: int | None) -> Experiment:
     """Sums depend on the number of threads in their last bits, so it is part of the experiment."""
     if experiment.threads is not None:
         return experiment
-    threads = max(1, o.cores() // _jobs(experiment, jobs))
+    threads = max(1, o.count_cores() // _jobs(experiment, jobs))
     return experiment.model_copy(update={"threads": threads})
-
-
-def _dry(experiment: Experiment, jobs: int | None) -> None:
-    """What would be done: shown, and tried for a round or two in memory."""
-    from undrift.experiments.report.format import format_bytes, format_seconds  # slow to import
-
-    print(as_toml(experiment))
-    torch.set_num_threads(experiment.threads or 1)
-    total = 0.0
-    for label in experiment.labels:
-        one = experiment.single(label, experiment.seeds[0])
-        config = config_of(one, federation(one, one.seeds[0]))
-        config = replace(config, rounds=2)  # too short to be compiled
-        if label == experiment.labels[0]:
-            print(f"# {config.problem.x0.numel():,} parameters, {config.problem.N:,} clients")
-        playing = prepare(config).play()
-        next(playing)  # the first round is slower than those after it
-        began = perf_counter()
-        r = next(playing, None)
-        a_round, sent = perf_counter() - began, 0 if r is None else r.bytes_down + r.bytes_up
-        total += a_round * experiment.rounds * len(experiment.seeds)
-        print(f"# {label}: {format_bytes(sent)} and {a_round * 1000:.0f} ms a round")
-    at_a_time = _jobs(experiment, jobs)
-    print(
-        f"# {len(experiment.runs())} runs, about {format_seconds(total / at_a_time)}; nothing was started"
-    )

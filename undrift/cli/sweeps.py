@@ -4,14 +4,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from rich.console import Console
 from rich.table import Table
 from typer import Argument, Option
 
 from undrift.cli import options as o
-from undrift.cli.progress import talkative
+from undrift.cli.progress import set_verbosity
+from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
@@ -58,12 +58,12 @@ Prune = Annotated[
 ]
 
 
-@o.with_words
+@o.takes_experiment
 def sweep(
     targets: Annotated[
         list[str], Argument(help="An experiment file, or methods such as fedavg scaffold-m")
     ],
-    words: o.Words,
+    given: dict[str, Any],
     space: SpaceName = "quick",
     trials: Trials = None,
     sampler: Sampler = "grid",
@@ -78,51 +78,50 @@ def sweep(
 ) -> None:
     """Choose step sizes and other parameters fairly: the same number of trials, rounds and seeds for every method.
 
-    Interrupted and called again, it goes on.  OUT/best.toml is the experiment with the best of each method.
+    Interrupted and called again, it resumes.  OUT/best.toml is the experiment with the best of each method.
 
     Example: undrift sweep fedavg scaffold-m --space quick --rounds 50 --trials 20 --out runs/sweep
     """
-    talkative(verbose)
-    experiment = _experiment(targets, words)
-    if (
-        experiment.threads is None
-    ):  # the same on any machine, since a sweep must be the same to be gone on with
+    set_verbosity(verbose)
+    experiment = _experiment(targets, given)
+    if experiment.threads is None:  # the same on any machine, where a sweep may be resumed
         experiment = experiment.model_copy(update={"threads": 1})
-    plan = Plan(space_of(space), trials, words.seeds, sampler, validate, prune)
+    plan = Plan(space_of(space), trials, given.get("seeds"), sampler, validate, prune)
     directory = out or Path("runs") / f"sweep-{experiment.name or experiment.data.name}"
-    swept(experiment, plan, directory, quiet)
+    run_and_report(experiment, plan, directory, quiet)
     if compare:
-        compared(directory, quiet)
+        run_best(directory, quiet)
 
 
-def _experiment(targets: Sequence[str], words: o.Words) -> Experiment:
+def _experiment(targets: Sequence[str], given: dict[str, Any]) -> Experiment:
     """The experiment of a file, or of methods on the federation that options describe."""
     files = [target for target in targets if target.endswith((".toml", ".py"))]
     if not files:
-        return o.experiment_of(list(targets), words, words.data or "digits")
+        return o.make_experiment(list(targets), given, given.get("data", "digits"))
     if len(targets) > 1:
         raise InvalidInput(
             f"give one experiment file or methods, not both: got {' '.join(targets)}"
         )
-    if words != o.Words(settings=words.settings, seeds=words.seeds):
+    if set(given) - {"settings", "seeds"}:
         raise InvalidInput("an experiment file says all of it: change it with --set KEY=VALUE")
-    return read(files[0], words.settings or ())
+    return read(files[0], given.get("settings", ()))
 
 
-def compared(directory: Path, quiet: bool) -> None:
-    """Run the best of each method, or go on with that."""
-    from undrift.cli.runs import carry_out, resume  # which knows sweeps, too
+def run_best(directory: Path, quiet: bool) -> None:
+    """Run the best of each method, or resume that."""
+    from undrift.cli.runs import execute, resume  # which knows sweeps, too
 
     place = directory / "compare"
     if place.exists():
         return resume(place, quiet=quiet)
-    carry_out(read(directory / BEST), "compare", place, quiet=quiet)
+    execute(read(directory / BEST), "compare", place, quiet=quiet)
 
 
-def swept(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False) -> None:
-    """Carry out a sweep and say what happens."""
-    wide = None if sys.stdout.isatty() else 120
-    console = Console(quiet=quiet, highlight=False, width=wide)
+def run_and_report(
+    experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False
+) -> None:
+    """Run a sweep, printing its trials and what was found."""
+    console = make_console(quiet=quiet)
     ready = plan_sweep(experiment, plan)
     for line in introduction(ready):
         console.print(line, markup=False, soft_wrap=True)
@@ -134,7 +133,7 @@ def swept(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = Fal
         print(f"\nundrift: interrupted; `undrift resume {place}` goes on", file=sys.stderr)
         raise
     results = read_results(ready, directory)
-    console.print(table(ready, results))
+    console.print(best_table(ready, results))
     for line in remarks(results):
         console.print(line, markup=False, soft_wrap=True)
     best = directory / BEST
@@ -186,27 +185,22 @@ def shown(chosen: dict[str, object]) -> str:
     )
 
 
-def table(sweep: Sweep, results: Sequence[SweepResult]) -> Table:
+def best_table(sweep: Sweep, results: Sequence[SweepResult]) -> Table:
     """The best of every method, and how its trials ended."""
-    made = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("method", "best parameters", sweep.metric):
-        made.add_column(heading)
     states = ["done", "pruned", "diverged"]
     if any(result.count("deserted") for result in results):
         states.append("deserted")  # in virtual time: nobody was left
-    for heading in states:
-        made.add_column(heading, justify="right")
+    rows = []
     for result in results:
-        best = result.best
-        counts = [str(result.count(state)) for state in states]
-        if best is None:
-            made.add_row(result.search.label, "none", "", *counts)
-            continue
-        deviation = spread(best.outcome.qualities)
-        more = "" if deviation is None else f" +- {deviation:.4f}"
-        quality = f"{best.outcome.quality:.4f}{more}"
-        made.add_row(result.search.label, shown(best.chosen), quality, *counts)
-    return made
+        chosen, quality = "none", ""
+        if result.best is not None:
+            deviation = spread(result.best.outcome.qualities)
+            more = "" if deviation is None else f" +- {deviation:.4f}"
+            chosen = shown(result.best.chosen)
+            quality = f"{result.best.outcome.quality:.4f}{more}"
+        counts = (str(result.count(state)) for state in states)
+        rows.append([result.search.label, chosen, quality, *counts])
+    return make_table(["method", "best parameters", sweep.metric, *states], rows, right=states)
 
 
 def remarks(results: Sequence[SweepResult]) -> Iterator[str]:

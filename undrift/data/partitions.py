@@ -10,17 +10,9 @@ from undrift.core.rng import Key, Purpose, generator
 from undrift.data.assignment import (
     ClientIndices,
     Samples,
-    assign_clients,
     group_by_client,
     partition,
 )
-from undrift.data.assignment import Partition as Partition
-
-# former names, until the packages that import them (and Partition) from here follow
-Parts = ClientIndices
-format_values = ClientIndices.from_lists
-as_parts = assign_clients
-by_name = group_by_client
 
 RETRIES = 1000  # of a draw that leaves a client with too little, before it is called hopeless
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.toml import as_words
+from undrift.experiments.config.toml import to_dict
 from undrift.problems.flat import FlatModel
 from undrift.version import __version__
 
@@ -28,7 +28,7 @@ MAY_DIFFER = (
 
 def facts_of(experiment: Experiment, flat: FlatModel) -> dict[str, Any]:
     """One side's version, experiment and model."""
-    words = {key: value for key, value in as_words(experiment).items() if key not in MAY_DIFFER}
+    words = {key: value for key, value in to_dict(experiment).items() if key not in MAY_DIFFER}
     parameters = [[name, list(shape)] for name, shape in zip(flat.names, flat.shapes, strict=True)]
     model = {"parameters": parameters, "dtype": str(flat.x0.dtype)}
     facts = {"undrift": __version__, "experiment": words, "model": model}

@@ -78,7 +78,7 @@ class Fleet:
 
     # who is who
 
-    def first_contact(self, count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
+    def handshake(self, count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
         """Wait until all clients are there; their names and numbers of samples.
 
         `known` are those of a run that is resumed.  One that must be there and cannot is an error that says why.

@@ -15,7 +15,7 @@ FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not tr
 
 
 def to_records(envelope: Envelope) -> RecordDict:
-    """A envelope as Flower's records: words as JSON, tensors as arrays."""
+    """An envelope as Flower's records: words as JSON, tensors as arrays."""
     words: Any = {"kind": envelope.kind, "header": json.dumps(envelope.header)}
     arrays = {name: Array(t.detach().cpu().numpy()) for name, t in envelope.arrays.items()}
     return RecordDict({"header": ConfigRecord(words), "arrays": ArrayRecord(arrays)})

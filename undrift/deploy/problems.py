@@ -12,11 +12,11 @@ from undrift.core.algorithm import Exchange
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
 from undrift.core.work import Solver, Work
-from undrift.data.partitions import Parts
+from undrift.data.assignment import ClientIndices
 from undrift.data.registry import Data
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import data_of, federation, initial_model
-from undrift.experiments.config.parts import loss_of, told_by
+from undrift.experiments.config.parts import default_loss, infer_model_kwargs
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import summarise_heterogeneity
 from undrift.problems.model import ModelProblem
@@ -41,9 +41,9 @@ def as_client(
     sizes[client] = n
     return ModelProblem(
         FlatModel(initial_model(experiment, experiment.seeds[0], told)),
-        loss_of(data),
+        default_loss(data),
         *data.train,
-        Parts(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
+        ClientIndices(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
         None,
         np.full(N, 1 / N),
         data.prepare,
@@ -63,7 +63,7 @@ def of_server(experiment: Experiment) -> tuple[ModelProblem, dict[str, Any]]:
     alone = type(experiment.clients)(partition="iid", number=1, seed=experiment.clients.seed)
     made = federation(experiment.model_copy(update={"clients": alone}), experiment.seeds[0])
     data = data_of(experiment)
-    return made.problem, {**told_by(data), "labels": data.classes}
+    return made.problem, {**infer_model_kwargs(data), "labels": data.classes}
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Reported:
     def summary(self) -> dict[str, Any]:
         """What the federation is made of, as far as it is known here."""
         sizes = np.array(self.sizes)
-        parts = Parts(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
+        parts = ClientIndices(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
         about = {"clients": self.N, "samples": int(sizes.sum()), "names": list(self.names)}
         model = {"inputs": list(self.own.X.shape[1:]), "parameters": self.x0.numel()}
         return about | model | summarise_heterogeneity(parts, None)

@@ -12,7 +12,7 @@ from undrift.core.errors import InvalidInput
 from undrift.deploy.node import NAME
 from undrift.deploy.serving import single
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.toml import as_toml
+from undrift.experiments.config.toml import to_toml
 from undrift.version import __version__
 
 APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
@@ -32,12 +32,12 @@ CLIENT = '''"""A node's half of the app."""
 from pathlib import Path
 
 from undrift.experiments.config import read
-from undrift.deploy import client_app, share
+from undrift.deploy import client_app, data_of_client
 
 
 def data(node):
     """This node's samples, (inputs, targets); `node` is what it was started with, --node-config."""
-    return share(experiment, node["part"])  # for trying: replace by what reads your own
+    return data_of_client(experiment, node["part"])  # for trying: replace by what reads your own
 
 
 experiment = read(Path(__file__).with_name("experiment.toml"))
@@ -75,7 +75,7 @@ def write_app(
         inside / "__init__.py": "",
         inside / "server_app.py": SERVER_APP,
         inside / "client_app.py": CLIENT,
-        inside / "experiment.toml": as_toml(_moved(experiment, inside)),
+        inside / "experiment.toml": to_toml(_moved(experiment, inside)),
     }
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")

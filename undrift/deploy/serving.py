@@ -23,7 +23,7 @@ from undrift.deploy.problems import Reported, of_server
 from undrift.deploy.settings import Deployment
 from undrift.deploy.transport import FlowerTransport
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.toml import as_words
+from undrift.experiments.config.toml import to_dict
 from undrift.experiments.runs.checkpoint import Checkpoints
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
@@ -31,8 +31,8 @@ from undrift.experiments.runs.directory import (
     RunDirectory,
     create,
     metrics_of,
-    opened,
-    rewritten,
+    open_directory,
+    rewrite,
 )
 from undrift.experiments.runs.files import Lines, lock, read_json, write_json
 from undrift.experiments.runs.recorded import Recording, recorded
@@ -110,7 +110,7 @@ def _serve(
     known = read_json(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
     fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
     count = _count(experiment, settings, known)
-    samples = fleet.first_contact(count, known and known["clients"])
+    samples = fleet.handshake(count, known and known["clients"])
     if known is None:
         known = {"run": token_hex(8), "clients": samples}
         write_json(folder / DEPLOYMENT, known)
@@ -143,15 +143,15 @@ def _directory(folder: Path, experiment: Experiment) -> RunDirectory:
     """The run's directory, made or found; another experiment than the one that is there is refused, but for rounds."""
     if not (folder / EXPERIMENT).exists():
         return create(folder, experiment, {"seeds": experiment.seeds, "deployed": True})
-    directory = opened(folder)
+    directory = open_directory(folder)
     before = directory.experiment()
     same = before.model_copy(update={"rounds": experiment.rounds})
-    if as_words(same) != as_words(experiment) or experiment.rounds < before.rounds:
+    if to_dict(same) != to_dict(experiment) or experiment.rounds < before.rounds:
         raise InvalidInput(
             f"{folder} holds a run of another experiment: choose another run-dir, or give back {folder / EXPERIMENT}"
         )
     if experiment.rounds > before.rounds:
-        rewritten(directory, experiment)
+        return rewrite(directory, experiment)
     return directory
 
 

@@ -1,7 +1,7 @@
 """How clients train between two messages: how many steps, on how much data, with which step size and optimiser."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,14 @@ class Geometric:
     p: float
 
 
+def setting(default: Any, help: str, within: str = "") -> Any:
+    """A field, the interval its numbers must lie in, and a sentence about it for the command line's help."""
+    return field(default=default, metadata={"help": help, "within": within})
+
+
 @dataclass(frozen=True)
 class Local:
-    """Local training of every visit.
+    """Local training of every visit: the only definition of these settings, for Python, TOML and the command line.
 
     steps         a number; a *list* with one number a client; a *tuple* (low, high), drawn by client and visit from
                   low, ..., high; or Geometric(p), drawn by round
@@ -48,15 +53,19 @@ class Local:
     undrift.core.errors.InvalidInput: Local: lr must lie in [0, inf), got -1
     """
 
-    steps: int | Sequence[int] | tuple[int, int] | Geometric | None = None
-    epochs: int | tuple[int, int] | None = None
-    batch: int | None = None
-    lr: float | Sequence[float] = 0.1
-    decay: float = 1.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    optimiser: str | Optimiser | tuple[Callable[..., Any], Callable[..., Any]] = "sgd"
+    steps: int | Sequence[int] | tuple[int, int] | Geometric | None = setting(
+        None, "Local steps per visit"
+    )
+    epochs: int | tuple[int, int] | None = setting(None, "Local epochs per visit")
+    batch: int | None = setting(None, "Samples in a minibatch", within="[1, inf)")
+    lr: float | Sequence[float] = setting(0.1, "Local step size", within="[0, inf)")
+    decay: float = setting(1.0, "Factor of the step size after every round", within="(0, 1]")
+    momentum: float = setting(0.0, "Momentum of the local optimiser", within="[0, 1)")
+    weight_decay: float = setting(0.0, "Weight decay, part of the gradient", within="[0, inf)")
+    clip: float | None = setting(None, "Largest norm of a minibatch gradient", within="(0, inf)")
+    optimiser: str | Optimiser | tuple[Callable[..., Any], Callable[..., Any]] = setting(
+        "sgd", "Local optimiser: sgd or momentum"
+    )
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "lr"):  # arrays and tensors are as good as lists
@@ -71,13 +80,10 @@ class Local:
             _check_counts("steps", self.steps)
         if self.epochs is not None:
             _check_counts("epochs", self.epochs)
-        for lr in self.lr if isinstance(self.lr, Sequence) else [self.lr]:
-            check_value("Local", "lr", lr, float, within="[0, inf)")
-        check_value("Local", "batch", self.batch, int, None, within="[1, inf)")
-        check_value("Local", "decay", self.decay, float, within="(0, 1]")
-        check_value("Local", "momentum", self.momentum, float, within="[0, 1)")
-        check_value("Local", "weight_decay", self.weight_decay, float, within="[0, inf)")
-        check_value("Local", "clip", self.clip, float, None, within="(0, inf)")
+        for f in fields(self):
+            value = vars(self)[f.name]
+            for each in _each(value):
+                check_value("Local", f.name, each, f.type, f.default, f.metadata["within"])
         make_optimiser(self.optimiser, self.momentum)
 
     def check(self, N: int, rounds: int) -> None:
@@ -128,6 +134,10 @@ class Local:
         return [_number(epochs, key, i) * problem.steps_per_epoch(i, self.batch) for i in clients]
 
 
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
 def _is_list(numbers: object) -> bool:
     return isinstance(numbers, Sequence) and not isinstance(numbers, tuple)
 
@@ -142,9 +152,8 @@ def _number(numbers: int | Sequence[int] | tuple[int, int], key: Key, client: in
 
 
 def _check_counts(name: str, numbers: int | Sequence[int] | tuple[int, ...]) -> None:
-    each = numbers if isinstance(numbers, Sequence) else [numbers]
-    for n in each:
-        if not isinstance(n, Integral) or n < 1:
+    for n in _each(numbers):
+        if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
             raise InvalidInput(f"Local: {name} must be whole numbers from 1 up, got {n}")
     if isinstance(numbers, tuple) and (len(numbers) != 2 or numbers[0] > numbers[1]):
         raise InvalidInput(

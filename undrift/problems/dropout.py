@@ -43,7 +43,7 @@ def draw_kept_units(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     The hash (two rounds of multiply and shift in 32 bits, each with half of the seed) is plain arithmetic, so that it can be
     computed for several clients at once, each with its own seed.  It is an operator of its own because a compiler must
     not look inside: TorchInductor bounds such products as if they were indices, and gets other units.  For it there is
-    `kept_compiled`.
+    `draw_kept_units_compiled`.
     """
     low, high = (half.to(torch.int32).unsqueeze(-1) for half in _halves(seed))
     z = _counters(math.prod(shape), seed.device) ^ low

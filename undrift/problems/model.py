@@ -14,8 +14,8 @@ from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.core.rng import Key
+from undrift.data.assignment import ClientIndices
 from undrift.data.augment import CropFlip
-from undrift.data.partitions import Parts
 from undrift.problems.evaluation import MODEL_METRICS, evaluate, in_batches
 from undrift.problems.fitting import check_model_fits_data
 from undrift.problems.flat import FlatModel
@@ -46,7 +46,7 @@ class ModelProblem:
         loss: Loss,
         X: Tensor,
         Y: Tensor,
-        parts: Parts,
+        parts: ClientIndices,
         test: tuple[Tensor, Tensor] | None,
         weights: np.ndarray,
         prepare: Prepare | None,

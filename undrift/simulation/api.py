@@ -132,7 +132,9 @@ def choose_engine(config: RunConfig) -> EngineChoice:
     """The engine of a run; it is logged at INFO."""
     engine, chunk, workers = config.engine, config.chunk, config.workers
     if isinstance(engine, EngineChoice) and (chunk is not None or workers is not None):
-        raise InvalidInput("a Choice has chunk and workers of its own: give one or the other")
+        raise InvalidInput(
+            "an EngineChoice has chunk and workers of its own: give one or the other"
+        )
     policy = _policy(config)
     if policy is not None:
         engine = events.inner_engine(engine, config.population or Population(), config.problem)
@@ -195,7 +197,7 @@ def run(
 
     participation    who takes part in a round, all clients by default: ud.Uniform(10), ...
     local            how clients train, one epoch by default: ud.Local(steps=10, batch=32, lr=0.1)
-    engine           "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the Choice of an earlier run;
+    engine           "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the EngineChoice of an earlier run;
                      "events": in virtual time, see docs/asynchrony.md; "auto" means it if population or server is given
     seed             decides cohorts, minibatches and all other randomness
     x0               where to start, the problem's own by default

@@ -32,7 +32,7 @@ class MethodCost:
     spec: Spec
     keeps: float  # by a client between visits
     traffic: list[tuple[float, float]]
-    first_contact: list[tuple[float, float]]
+    initialisation: list[tuple[float, float]]
     gradients: float  # on minibatches, a local step
     full_gradients: int  # in the round that has most of them
     one_walks: bool  # the last exchange is with one client only

@@ -12,7 +12,7 @@ import undrift as ud
 from undrift.core.hyper import METHODS
 from undrift.experiments.config import Experiment, read, with_settings
 from undrift.experiments.config.federation import federation
-from undrift.experiments.config.toml import as_toml
+from undrift.experiments.config.toml import to_toml
 from undrift.models import MODELS
 
 
@@ -97,9 +97,9 @@ def test_toml_gives_the_same_experiment_again(
         state_memory="3GB",
     )
     path = tmp_path_factory.mktemp("toml") / "e.toml"
-    path.write_text(as_toml(e))
+    path.write_text(to_toml(e))
     again = read(path)
-    assert again == e and as_toml(again) == as_toml(e)
+    assert again == e and to_toml(again) == to_toml(e)
     assert again.local_of("scaffold-m") == e.local_of("scaffold-m")
 
 
@@ -108,7 +108,7 @@ def test_every_method_can_be_written_down(name: str, tmp_path: Path) -> None:
     from undrift.simulation.catalogue import EXAMPLES
 
     e = experiment(algorithm={"name": name, **EXAMPLES.get(name, {})})
-    again = read(written(tmp_path, as_toml(e)))
+    again = read(written(tmp_path, to_toml(e)))
     assert again.methods[name].make() == e.methods[name].make()
 
 
@@ -166,7 +166,7 @@ def test_methods_data_and_models_of_ones_own(tmp_path: Path) -> None:
         e = read(written(tmp_path, text))
         made = federation(e, 0)
         assert made.problem.N == 4 and made.problem.x0.numel() == 3 * 5 + 5 + 5 * 2 + 2
-        assert read(written(tmp_path, as_toml(e))) == e
+        assert read(written(tmp_path, to_toml(e))) == e
     finally:
         METHODS.pop("mine", None)
         ud.DATASETS.pop("coins", None)
@@ -208,7 +208,7 @@ WRONG = {
     "line of per round": ("[clients]\nnumber = 5\nalpha = 1\n[participation]\nper_round = 6\n" + FEDAVG, "line 5: participation"),
     "words of partitions": (FEDAVG + "[clients]\nnumber = 5\nalfa = 1\n", "line 5: [clients] unknown parameter of dirichlet: 'alfa'; did you mean 'alpha'? Known: alpha, number"),
     "N is number": (FEDAVG + "[clients]\nN = 5\nalpha = 1\n", "unknown parameter of dirichlet: 'N'. Known: alpha, number"),
-    "engine": ('engine = "fast"\n' + FEDAVG, "'compiled' or 'ray' or a section, got 'fast'"),
+    "engine": ('engine = "fast"\n' + FEDAVG, "line 1: unknown engine 'fast'. Known: auto, batched"),
     "natural": (FEDAVG + '[clients]\npartition = "natural"\nnumber = 5\n', "leave out number"),
     "no number": (FEDAVG + '[clients]\npartition = "iid"\n', "say how many clients"),
     "no alpha": (FEDAVG + "[clients]\nnumber = 50\n", "dirichlet needs alpha"),
@@ -230,7 +230,7 @@ WRONG = {
     "label": ('[algorithms."../fedavg"]\nname = "fedavg"\n', "a label or name becomes a folder"),
     "use": ('use = ["nowhere.py"]\n' + FEDAVG, "is not a file"),
     "name": ('name = "../x"\n' + FEDAVG, "becomes a folder"),
-    "lr in words": (FEDAVG + '[local]\nlr = "0.1"\n', "valid integer or a valid number"),
+    "lr in words": (FEDAVG + '[local]\nlr = "0.1"\n', "line 4: [local] lr must be a number in [0, inf), got '0.1'"),
     "no figures": (FEDAVG + "[evaluation]\nmetrics = []\n", "evaluation.metrics"),
     "huge seed": ("seeds = [99999999999999999999]\n" + FEDAVG, "seeds"),
     "data of another kind": ("data = 5\n" + FEDAVG, "line 1: data"),

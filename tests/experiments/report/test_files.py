@@ -24,7 +24,7 @@ from tests.support.run_directories import (
 from undrift.core.errors import InvalidInput
 from undrift.experiments.report import summarise, write_report
 from undrift.experiments.report.tables import list_columns, summary_csv
-from undrift.experiments.runs.running import carried_out, prepared
+from undrift.experiments.runs.running import prepare_directory, run_experiment
 
 
 def test_the_order_is_the_experiments_and_its_baseline_and_target_count(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_a_real_run_becomes_a_report(tmp_path: Path) -> None:
         participation={"per_round": 3},  # pyright: ignore[reportArgumentType]
         local={"steps": 1},  # pyright: ignore[reportArgumentType]
     )
-    directory = prepared(experiment, tmp_path / "runs")
-    for _ in carried_out(directory):
+    directory = prepare_directory(experiment, tmp_path / "runs")
+    for _ in run_experiment(directory):
         pass
     s = summarise([tmp_path / "runs"])
     assert [row.label for row in s.rows] == ["fedavg", "strong"] and not s.notes

@@ -18,6 +18,8 @@ from tests.support.run_directories import (
     write_run,
 )
 
+pytestmark = pytest.mark.xdist_group("browser")  # one for all
+
 
 def _labels(browser: Any) -> list[str]:
     rows = browser.find_elements("css selector", "#table tbody tr")

@@ -227,6 +227,7 @@ def _count(browser: Any, selector: str) -> int:
     return len(browser.find_elements("css selector", selector))
 
 
+@pytest.mark.xdist_group("browser")
 def test_the_section_shows_who_did_what_when(
     tmp_path: Path,
     browser: Any,
@@ -259,6 +260,7 @@ def test_the_section_shows_who_did_what_when(
     assert float(computing.get_attribute("width")) / whole == pytest.approx(0.3 / 9.0, rel=1e-6)
 
 
+@pytest.mark.xdist_group("browser")
 def test_the_section_shows_staleness_and_its_table(
     tmp_path: Path,
     browser: Any,
@@ -282,6 +284,7 @@ def test_the_section_shows_staleness_and_its_table(
     assert [row.get_attribute("data-label") for row in rows] == ["bad", "fedavg", "fast"]
 
 
+@pytest.mark.xdist_group("browser")
 def test_fresh_updates_need_no_histogram(
     tmp_path: Path,
     browser: Any,
@@ -295,6 +298,7 @@ def test_fresh_updates_need_no_histogram(
     assert not browser.find_elements("css selector", "#time .controls")
 
 
+@pytest.mark.xdist_group("browser")
 def test_no_section_without_virtual_time(
     tmp_path: Path,
     browser: Any,
@@ -306,6 +310,7 @@ def test_no_section_without_virtual_time(
     assert "irtual" not in browser.find_element("tag name", "main").text
 
 
+@pytest.mark.xdist_group("browser")
 def test_hostile_words_stay_words_in_time_too(
     tmp_path: Path,
     browser: Any,
@@ -324,6 +329,7 @@ def _renamed(run: Path, label: str) -> Path:
     return run
 
 
+@pytest.mark.xdist_group("browser")
 def test_the_section_is_narrow_on_a_telephone(
     tmp_path: Path,
     browser: Any,

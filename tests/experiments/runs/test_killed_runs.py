@@ -12,7 +12,9 @@ import pytest
 from tests.support.killed_runs import EVERY_7, settings
 from undrift.experiments.runs.recorded import recorded
 
-KILLS = 9  # of every method: 54 in all, and 27 with updates under way
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed runs")]  # one process forks all
+
+KILLS = 6  # of every method: 36 in all, and 18 with updates under way
 METHODS = {
     "fedavg": "nothing",
     "scaffold": "a control variate a client",
@@ -38,7 +40,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Callable[..., dict[str, Any]]]:
+def killed_runs() -> Iterator[Callable[..., dict[str, Any]]]:
     """One process from which all runs are forked, since its imports take longer than a run."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.killed_runs"],
@@ -63,9 +65,9 @@ def nursery() -> Iterator[Callable[..., dict[str, Any]]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    method: str, nursery: Callable[..., dict[str, Any]], tmp_path: Path
+    method: str, killed_runs: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    report = nursery(str(tmp_path / "killed"), method, KILLS, list(METHODS).index(method))
+    report = killed_runs(str(tmp_path / "killed"), method, KILLS, list(METHODS).index(method))
     assert report.get("killed") == KILLS, report
     assert len(set(report["begun"])) > 1, "it must have gone on from checkpoints"
     whole = tmp_path / "whole"

@@ -13,51 +13,44 @@ import undrift as ud
 from undrift.experiments.runs import loggers as logs
 
 
-def logged(folder: Path, name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A short run that logs, in a process of its own: these libraries keep state, and speak their own warnings."""
-    words = [
-        "compare",
-        "fedavg",
-        "--rounds",
-        "3",
-        "--steps",
-        "1",
-        "--log",
-        name,
-        "--out",
-        "run",
-        "-q",
-    ]
-    return subprocess.run(
-        [sys.executable, "-m", "undrift.cli", *words],
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run with all loggers, in a process of its own: these libraries keep state, and speak their own warnings."""
+    folder = tmp_path_factory.mktemp("logged")
+    words = "compare fedavg --rounds 3 --steps 1 --log tensorboard --log wandb --log mlflow --out run -q"
+    environment = {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    told = subprocess.run(
+        [sys.executable, "-m", "undrift.cli", *words.split()],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    told = logged(tmp_path, "tensorboard")
     assert told.returncode == 0, told.stderr
-    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    return folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("loggers")
+def test_tensorboard(logged: Path) -> None:
+    (events,) = (logged / "tensorboard").iterdir()
     content = events.read_bytes()
     assert b"accuracy" in content and b"bytes_sent" in content
 
 
-def test_wandb_offline(tmp_path: Path) -> None:
-    told = logged(tmp_path, "wandb", WANDB_MODE="offline", WANDB_SILENT="true")
-    assert told.returncode == 0, told.stderr
-    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+@pytest.mark.slow
+@pytest.mark.xdist_group("loggers")
+def test_wandb_offline(logged: Path) -> None:
+    assert list((logged / "wandb").glob("offline-run-*/*.wandb"))
 
 
-def test_mlflow(tmp_path: Path) -> None:
-    told = logged(tmp_path, "mlflow")
-    assert told.returncode == 0, told.stderr
+@pytest.mark.slow
+@pytest.mark.xdist_group("loggers")
+def test_mlflow(logged: Path) -> None:
     import sqlite3
 
-    with sqlite3.connect(tmp_path / "run" / "mlflow.db") as database:
+    with sqlite3.connect(logged / "mlflow.db") as database:
         rows = database.execute(
             "select step from metrics where key = 'accuracy' order by step"
         ).fetchall()

@@ -249,6 +249,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -308,10 +309,10 @@ def test_runs_side_by_side_share_the_memory_for_states(
     monkeypatch.setattr(running, "half_of_memory", lambda: 12)
     words: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "rounds": 1}
     for name, more in (("usual", {}), ("own", {"state_memory": 5})):
-        made = running.prepared(ud.Experiment(**{**words, **more}), tmp_path / name)
+        made = running.prepare_directory(ud.Experiment(**{**words, **more}), tmp_path / name)
         with pytest.raises(InterruptedError):
-            list(running.one_run(made.path, at_a_time=3))
+            list(running.run_one(made, at_a_time=3))
     assert told == [4, 5]
     monkeypatch.setattr(running.sys, "executable", "echo")
-    process = running._started(1, 3)
+    process = running._start_worker(1, 3)
     assert process.communicate()[0].split()[-1] == "3"

@@ -54,9 +54,15 @@ def alone(trial: Trial, **common: Any) -> ud.Result:
     return ud.run(trial.algorithm, trial.problem, local=trial.local, seed=trial.seed, **common)
 
 
-def check_equal(trials: list[Trial], engine: str = "batched", **common: Any) -> None:
-    for ours, trial in zip(run_together(trials, engine=engine, **common), trials, strict=True):
-        theirs = alone(trial, **common)
+def check_equal(trials: list[Trial], *engines: str, **common: Any) -> None:
+    """In every one of these engines, "batched" if none is named."""
+    each_alone = [alone(trial, **common) for trial in trials]
+    for engine in engines or ("batched",):
+        check_same(run_together(trials, engine=engine, **common), each_alone)
+
+
+def check_same(together: list[ud.Result], each_alone: list[ud.Result]) -> None:
+    for ours, theirs in zip(together, each_alone, strict=True):
         assert ours.stopped == theirs.stopped and len(ours.history) == len(theirs.history)
         assert torch.allclose(ours.x, theirs.x, rtol=1e-9, atol=1e-9)
         assert ours.state.clients.seen() == theirs.state.clients.seen()
@@ -75,10 +81,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
 BY_THEMSELVES = ("multistage-fedgm", "fedasync")
 
 
-@pytest.mark.parametrize("engine", ["batched", "compiled"])
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_every_method_together_equals_alone(
-    row: Row, engine: str, lines: Any, monkeypatch: pytest.MonkeyPatch
+    row: Row, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args)
@@ -91,8 +96,9 @@ def test_every_method_together_equals_alone(
         for seed in (0, 1)
     ]
     who = ud.Uniform(3) if row.partial else ud.Everyone()
-    check_equal(trials, engine, rounds=3, participation=who, evaluate_every=2)
-    assert len(lines()) == (row.name in BY_THEMSELVES)
+    engines = ("batched", "compiled")
+    check_equal(trials, *engines, rounds=3, participation=who, evaluate_every=2)
+    assert len(lines()) == len(engines) * (row.name in BY_THEMSELVES)
 
 
 @settings(max_examples=8, deadline=None)
@@ -163,7 +169,7 @@ def test_traced_steps_are_the_same(
         for beta, lr in ((0.3, 0.1), (0.5, 0.2))
         for seed in (0, 1)
     ]
-    check_equal(trials, engine="compiled", rounds=3, participation=ud.Uniform(3))
+    check_equal(trials, "compiled", rounds=3, participation=ud.Uniform(3))
     assert lines() == [] and 1 <= len(graphs) <= 2
     thin = {torch.ops.aten.baddbmm_.default: 1, summed_: 3}  # which argument is a thin matrix
     added = [node.args[thin[node.target]] for node in graphs[0].nodes if node.target in thin]
@@ -208,7 +214,7 @@ def test_different_structures_are_different_sets() -> None:
 
 def test_what_cannot_be_together_says_so(lines: Any) -> None:
     trials = [Trial(ud.FedAvg(), federation(0), ud.Local(2, lr=lr)) for lr in (0.1, 0.2)]
-    check_equal(trials, engine="sequential", rounds=2)
+    check_equal(trials, "sequential", rounds=2)
     assert len(lines()) == 1 and "'sequential' computes one run at a time" in lines()[0]
     with pytest.raises(ud.InvalidInput, match="no trials"):
         run_together([], rounds=1)

@@ -127,10 +127,7 @@ def test_updates_folded_into_products_are_the_methods_own(
 
 
 @needs_compiler
-@pytest.mark.parametrize("algorithm", [ud.Scaffold(), ud.ScaffoldMVR(0.3)], ids=repr)
-def test_compiled_products_of_large_layers(
-    algorithm: Any, refusals: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_products_of_large_layers(refusals: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config, lowering
 
     monkeypatch.setenv("CI", "true")  # where torch is stricter about operators in place
@@ -140,7 +137,7 @@ def test_compiled_products_of_large_layers(
     for module, name in ((gathering, "LONG"), (gathering, "WORTH"), (steps, "LARGE")):
         monkeypatch.setattr(module, name, 1)
     net = nn.Sequential(nn.Linear(5, 400), nn.ReLU(), nn.Linear(400, 3))
-    problem = ragged(model=net.double())
+    problem, algorithm = ragged(model=net.double()), ud.ScaffoldMVR(0.3)  # all kinds of products
     local = ud.Local(steps=4, batch=4, lr=0.1)
     settings: dict[str, Any] = {"rounds": 3, "participation": ud.Uniform(4), "local": local}
     with config.patch(force_disable_caches=True):

@@ -27,7 +27,7 @@ from undrift.core.records import nbytes, record, tensors
 from undrift.core.rng import Key
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.federation import federation
-from undrift.experiments.runs.running import carried_out, prepared, with_workers
+from undrift.experiments.runs.running import prepare_directory, run_experiment, set_workers
 from undrift.simulation.engines import EngineChoice
 from undrift.simulation.results import Round
 
@@ -36,8 +36,10 @@ ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from undrift.simulation.ray import cluster as clusters  # noqa: E402
-from undrift.simulation.ray import transport as crews  # noqa: E402
+from undrift.simulation.ray import transport as ray_transport  # noqa: E402
 from undrift.simulation.ray.handles import LOST, start_worker, stop_worker  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster for all
 
 CPUS = 4  # of each node, as Ray counts them
 HERE = "127.0.0.2"  # for the loopback address 127.0.0.1 Ray would put another
@@ -102,8 +104,8 @@ def spares(idle: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
             idle.pop()
         return start_worker(cpu)
 
-    monkeypatch.setattr(crews, "start_worker", spare)
-    monkeypatch.setattr(crews, "stop_worker", idle.append)
+    monkeypatch.setattr(ray_transport, "start_worker", spare)
+    monkeypatch.setattr(ray_transport, "stop_worker", idle.append)
 
 
 @record
@@ -273,7 +275,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one is that was started on a node about to be gone."""
-    start, lost = crews.start_worker, []
+    start, lost = ray_transport.start_worker, []
 
     def first_one_lost(cpu: bool = True) -> Any:
         actor = start(cpu)
@@ -283,7 +285,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
             lost.append(actor)
         return actor
 
-    monkeypatch.setattr(crews, "start_worker", first_one_lost)
+    monkeypatch.setattr(ray_transport, "start_worker", first_one_lost)
     ours = trace(ud.rounds(Twice(), world(), engine=on(1, 1), **SETTINGS))
     expected = trace(ud.rounds(Twice(), world(), engine="batched", **SETTINGS))
     assert gap(ours[0], expected[0]) < 1e-9 and gap(ours[2], expected[2]) < 1e-9
@@ -293,7 +295,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
 def test_workers_that_die_again_and_again_end_the_run(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crews, "MAX_LOSSES", 1)
+    monkeypatch.setattr(ray_transport, "MAX_LOSSES", 1)
     problem = Perilous(Key(0, 2), "die")
     playing = ud.rounds(ud.FedAvg(), problem, engine=on(1, 1), **SETTINGS)
     next(playing)
@@ -350,18 +352,20 @@ def test_states_do_not_travel_and_the_model_is_put_once(
 ) -> None:
     """What the driver packs and unpacks in a round: one Down, an Up a shard."""
     down, up, calls = [], [], []
-    pack, unpack = crews.pack_object, crews.unpack_object
+    pack, unpack = ray_transport.pack_object, ray_transport.unpack_object
     problem = world()
     playing: Any = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
     next(playing)  # workers have begun
-    monkeypatch.setattr(crews, "pack_object", lambda x, *more: down.append(x) or pack(x, *more))
+    monkeypatch.setattr(
+        ray_transport, "pack_object", lambda x, *more: down.append(x) or pack(x, *more)
+    )
 
     def seen(content: Any, *more: Any) -> Any:
         up.append(unpack(content, *more))
         return up[-1]
 
-    monkeypatch.setattr(crews, "unpack_object", seen)
-    monkeypatch.setattr(crews.RayTransport, "copy", lambda self: calls.append(self))
+    monkeypatch.setattr(ray_transport, "unpack_object", seen)
+    monkeypatch.setattr(ray_transport.RayTransport, "copy", lambda self: calls.append(self))
     next(playing)
     assert [type(x) for x in down] == [Sum, Sum]  # two exchanges
     assert all(part.states == [] for answer in up for part in answer.parts.values())
@@ -389,16 +393,16 @@ def test_a_recorded_run_goes_on_with_another_number_of_workers(
 ) -> None:
     """On the second node the data are opened by their reader; metrics come out to the byte."""
     engine = {"name": "ray", "workers": 2}
-    whole = prepared(digits(engine=engine), tmp_path / "whole")
-    list(carried_out(whole))
-    kept = whole.experiment().engine_choice
+    whole = prepare_directory(digits(engine=engine), tmp_path / "whole")
+    list(run_experiment(whole))
+    kept = whole.experiment().engine
     assert isinstance(kept, EngineChoice) and (kept.shards, kept.inside) == (2, "batched")
-    halves = prepared(digits(engine=engine), tmp_path / "halves")
-    updates: Any = carried_out(halves)
+    halves = prepare_directory(digits(engine=engine), tmp_path / "halves")
+    updates: Any = run_experiment(halves)
     for _ in range(3):
         next(updates)
     updates.close()
-    list(carried_out(with_workers(halves, 1)))
+    list(run_experiment(set_workers(halves, 1)))
     for name in ("metrics.jsonl", "model.safetensors"):
         ours, expected = (d.path / name for d in (halves, whole))
         assert ours.read_bytes() == expected.read_bytes()
@@ -433,7 +437,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
         ({"engine": "ray", "workers": 0}, "workers must lie in"),
         ({"engine": "ray", "server": ud.Buffer(2)}, "for runs in virtual time"),
         ({"engine": on(2, 2), "population": ud.Population()}, "for runs in virtual time"),
-        ({"engine": on(2, 2), "workers": 2}, "a Choice has chunk and workers of its own"),
+        ({"engine": on(2, 2), "workers": 2}, "an EngineChoice has chunk and workers of its own"),
     ],
     ids=str,
 )

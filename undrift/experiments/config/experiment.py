@@ -2,161 +2,102 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
+from torch import nn
 
 from undrift.codecs.codec import CODECS
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import build_method
 from undrift.data.registry import check_options
 from undrift.experiments.config.parts import (
-    PARTITIONS,
-    SCHEMES,
-    clients_of,
     default_model,
-    method_of,
+    make_method,
+    make_participation,
+    make_partition,
     model_maker,
-    registered,
-    scheme_of,
+    register_files,
 )
 from undrift.experiments.config.section import Named, Number, Section, Whole
+from undrift.experiments.config.settings import (
+    engine_from_dict,
+    engine_to_dict,
+    local_from_dict,
+    local_to_dict,
+)
 from undrift.experiments.config.virtual import PopulationSection, ServerSection
-from undrift.local.settings import Geometric, Local
+from undrift.local.settings import Local
 from undrift.metrics.registry import METRICS
 from undrift.problems.evaluation import MODEL_METRICS as OF_MODEL
 from undrift.simulation.engines import EngineChoice
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
 LOGGERS = ("tensorboard", "wandb", "mlflow")
+NAMED_ALONE = ("data", "model", "algorithm", "codec", "engine")  # a name is as good as a section
 
 
 class DataSection(Named):
     """`name`, one of `undrift list data`, and options of its reader."""
 
-    name: str = "digits"
+    name: str = Field(default="digits", description="A data set: undrift list data")
 
-    @model_validator(mode="after")
-    def _known(self) -> "DataSection":
-        check_options(self.name, self.parameters)
-        return self
+    def make(self) -> None:
+        check_options(self.name, self.parameters)  # data are read when a federation is built
 
 
 class ClientsSection(Named):
     """How the data are spread: a partition with its parameters, and the weights of clients in the objective."""
 
     partition: str = "dirichlet"
-    number: Whole | None = Field(default=None, ge=1)
-    weights: Literal["uniform", "samples"] = "uniform"
+    number: Whole | None = Field(default=None, ge=1, description="How many clients")
+    weights: Literal["uniform", "samples"] = Field(
+        default="uniform", description="Of clients: uniform or samples"
+    )
     seed: Whole | None = Field(default=None, ge=0)  # of the partition; the run's own if not given
 
-    @model_validator(mode="after")
-    def _possible(self) -> "ClientsSection":
-        if self.partition not in PARTITIONS:
-            raise unknown("partition", self.partition, PARTITIONS)
-        clients_of(self.partition, self.number, self.parameters)
-        return self
+    def make(self) -> Any:
+        return make_partition(self.partition, self.number, self.parameters)
 
 
 class ModelSection(Named):
     """`name`, one of `undrift list models`, and its parameters; what the data tell (inputs, classes) need not be given."""
 
-    name: str
-    seed: Whole | None = Field(
-        default=None, ge=0
-    )  # of the initial weights; the run's own if not given
+    name: str = Field(description="A model: undrift list models")
+    seed: Whole | None = Field(default=None, ge=0)  # of the initial weights; the run's if not given
 
-    @model_validator(mode="after")
-    def _known(self) -> "ModelSection":
-        model_maker(self.name, self.parameters)
-        return self
+    def make(self) -> Callable[[Mapping[str, int]], nn.Module]:
+        return model_maker(self.name, self.parameters)
 
 
 class ParticipationSection(Named):
     """Who takes part: a scheme, how many a round."""
 
     scheme: str = "uniform"
-    per_round: Whole | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _possible(self) -> "ParticipationSection":
-        if self.scheme not in SCHEMES:
-            raise unknown("scheme", self.scheme, SCHEMES)
-        self.make()
-        return self
+    per_round: Whole | None = Field(
+        default=None, ge=1, description="Clients per round, drawn uniformly"
+    )
 
     def make(self) -> Any:
-        return scheme_of(self.scheme, self.per_round, self.parameters)
-
-
-class LocalSection(Section):
-    """The words of `ud.Local`.  `steps = {geometric = 0.1}` is ud.Geometric(0.1), `steps = {low = 1, high = 5}` is drawn
-    by client and visit (epochs likewise), a list has one number a client."""
-
-    steps: Whole | list[Whole] | dict[str, Number] | None = None
-    epochs: Whole | dict[str, Whole] | None = None
-    batch: Whole | Literal["all"] = 32
-    lr: Number | list[Number] = 0.1
-    decay: Number = 1.0
-    momentum: Number = 0.0
-    weight_decay: Number = 0.0
-    clip: Number | None = None
-
-    @model_validator(mode="after")
-    def _possible(self) -> "LocalSection":
-        self.make()
-        return self
-
-    def make(self) -> Local:
-        words = self.model_dump()
-        words["steps"] = _drawn("steps", self.steps)
-        words["epochs"] = _drawn("epochs", self.epochs)
-        words["batch"] = None if self.batch == "all" else self.batch
-        return Local(**words)
-
-
-def _drawn(name: str, given: Any) -> Any:
-    if not isinstance(given, dict):
-        return given
-    if set(given) == {"geometric"} and name == "steps":
-        return Geometric(given["geometric"])
-    if set(given) == {"low", "high"}:
-        return int(given["low"]), int(given["high"])
-    raise InvalidInput(
-        f"{name} is a number, {{low = 1, high = 5}} or (steps only) {{geometric = 0.1}} or a list; got {given}"
-    )
+        return make_participation(self.scheme, self.per_round, self.parameters)
 
 
 @contextmanager
-def _of(section: str) -> Iterator[None]:
-    """What is wrong is wrong in this section."""
+def _in_section(section: str) -> Iterator[None]:
+    """Errors name this section."""
     try:
         yield
     except InvalidInput as error:
         raise InvalidInput(f"[{section}] {error}") from error
-
-
-class EngineSection(Section):
-    """An engine and its settings, as `ud.engines.Choice` has them: what "auto" came to, so that it is the same again."""
-
-    name: Literal["sequential", "batched", "compiled", "ray"]
-    chunk: Whole = Field(default=1, ge=1)
-    workers: Whole | None = Field(default=None, ge=1)
-    since: Whole = Field(default=1, ge=1)
-    shards: Whole | None = Field(default=None, ge=1)
-    inside: Literal["sequential", "batched", "compiled"] | None = None
-
-    @model_validator(mode="after")
-    def _possible(self) -> "EngineSection":
-        self.make()
-        return self
-
-    def make(self) -> EngineChoice:
-        return EngineChoice(
-            self.name, self.chunk, self.workers, self.since, self.shards, self.inside
-        )
 
 
 class EvaluationSection(Section):
@@ -191,11 +132,6 @@ class CodecSection(Named):
 
     name: str
 
-    @model_validator(mode="after")
-    def _known(self) -> "CodecSection":
-        self.make()
-        return self
-
     def make(self) -> Any:
         if self.name not in CODECS:
             raise unknown("codec", self.name, CODECS)
@@ -208,13 +144,8 @@ class AlgorithmSection(Named):
     name: str
     local: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def _possible(self) -> "AlgorithmSection":
-        self.make()
-        return self
-
     def make(self) -> Any:
-        return method_of(self.name, self.parameters)
+        return make_method(self.name, self.parameters)
 
 
 class Experiment(Section):
@@ -231,21 +162,32 @@ class Experiment(Section):
     """
 
     name: str | None = None
-    use: list[str] = []  # Python files that register methods, data sets or models of one's own
-    rounds: Whole = Field(default=100, ge=1)
-    seeds: list[Whole] = [0]
-    engine: Literal["auto", "sequential", "batched", "compiled", "ray"] | EngineSection = "auto"
+    use: list[str] = Field(
+        default=[], description="A Python file that registers methods, data sets or models"
+    )
+    rounds: Whole = Field(default=100, ge=1, description="Rounds of communication")
+    seeds: list[Whole] = Field(default=[0], description="How many repetitions")
+    engine: Annotated[
+        str | EngineChoice, PlainValidator(engine_from_dict), PlainSerializer(engine_to_dict)
+    ] = Field(
+        default="auto",
+        description="auto, sequential, batched, compiled, or ray: on this machine, or on the cluster at RAY_ADDRESS",
+    )
     threads: Whole | None = Field(default=None, ge=1)
     checkpoint_every: Whole = Field(default=10, ge=1)
     state_memory: ByteSize | None = None
-    target: Number | None = Field(default=None, allow_inf_nan=False)  # the report tells its price
-    baseline: str | None = None  # the label that others are compared with
-    log: list[str] = []
+    target: Number | None = Field(
+        default=None, allow_inf_nan=False, description="A quality whose cost the report tells"
+    )
+    baseline: str | None = Field(default=None, description="The method to compare with")
+    log: list[str] = Field(default=[], description=", ".join(LOGGERS))
     data: DataSection = DataSection()
     clients: ClientsSection = ClientsSection(partition="dirichlet", number=100, alpha=0.2)  # pyright: ignore[reportCallIssue]
     model: ModelSection = None  # pyright: ignore[reportAssignmentType]  (made from the data's default)
     participation: ParticipationSection = ParticipationSection(per_round=10)
-    local: LocalSection = LocalSection()
+    local: Annotated[Local, PlainValidator(local_from_dict), PlainSerializer(local_to_dict)] = (
+        local_from_dict({})
+    )
     evaluation: EvaluationSection = EvaluationSection()
     codec: CodecSection | None = None
     population: PopulationSection | None = None  # with one of these two a run is in virtual time
@@ -260,14 +202,18 @@ class Experiment(Section):
         if not isinstance(given, dict):
             return given
         given = dict(given)
-        for section in ("data", "model", "algorithm", "codec"):  # a name alone will do
+        for section in NAMED_ALONE:
             if isinstance(given.get(section), str):
                 given[section] = {"name": given[section]}
         use = given.get("use", [])
-        registered(use if isinstance(use, list) else [])
+        register_files(use if isinstance(use, list) else [])
         data = given.get("data", {})
-        name = data.get("name", "digits") if isinstance(data, dict) else getattr(data, "name", "")
-        given.setdefault("model", default_model(str(name)))
+        if isinstance(data, DataSection):
+            data = {"name": data.name}
+        name = data.get("name", "digits") if isinstance(data, dict) else ""
+        model = given.setdefault("model", {})
+        if isinstance(model, dict) and "name" not in model:
+            given["model"] = {**default_model(str(name)), **model}
         named = given.get("algorithms")
         if isinstance(named, dict):
             given["algorithms"] = {
@@ -317,31 +263,24 @@ class Experiment(Section):
             raise InvalidInput(
                 "[engine] a run with [population] or [server] is in virtual time, in one process: leave out ray"
             )
-        if self.population and self.clients.number is not None:
-            with _of("population"):
-                self.population.make().check(self.clients.number)
-        if self.server and self.clients.number is not None:
-            with _of("server"):
-                self.server.make().check(self.clients.number)
         per_round, number = self.participation.per_round, self.clients.number
+        for section in ("population", "server"):
+            made = vars(self)[section]
+            if made is not None and number is not None:
+                with _in_section(section):
+                    made.make().check(number)
         if per_round is not None and number is not None and per_round > number:
             raise InvalidInput(
                 f"participation.per_round = {per_round} is more than there are clients, {number}"
             )
-        participation = self.participation.make()
-        for label in self.labels:
-            local = self.local_of(label)
-            if self.clients.number is not None:
-                with _of("participation"):
-                    participation.check(self.clients.number, self.rounds)
-                with _of("local"):
-                    local.check(self.clients.number, self.rounds)
+        locals_ = [self.local_of(label) for label in self.labels]
+        if number is not None:
+            with _in_section("participation"):
+                self.participation.make().check(number, self.rounds)
+            with _in_section("local"):
+                for local in locals_:
+                    local.check(number, self.rounds)
         return self
-
-    @property
-    def engine_choice(self) -> str | EngineChoice:
-        """The engine, as `ud.rounds` takes it."""
-        return self.engine if isinstance(self.engine, str) else self.engine.make()
 
     @property
     def codec_choice(self) -> Any:
@@ -351,7 +290,7 @@ class Experiment(Section):
     @property
     def on_ray(self) -> bool:
         """Whether runs are on a cluster."""
-        name = self.engine if isinstance(self.engine, str) else self.engine.name
+        name = self.engine if isinstance(self.engine, str) else self.engine.engine
         return name == "ray"
 
     @property
@@ -369,20 +308,14 @@ class Experiment(Section):
         return list(self.methods)
 
     def local_of(self, label: str) -> Local:
-        """The local work under a method: the experiment's, and what the method does otherwise."""
-        return self.local_section(label).make()
-
-    def local_section(self, label: str) -> LocalSection:
+        """The local training of a method: the experiment's, with the method's own settings."""
         own = self.methods[label].local
-        for word in own:
-            if word not in LocalSection.model_fields:
-                raise unknown(
-                    f"key of [algorithms.{label}.local]:", word, LocalSection.model_fields
-                )
-        words = self.local.model_dump()
+        if not own:
+            return self.local
+        words = local_to_dict(self.local)
         if "steps" in own or "epochs" in own:  # one replaces the other
             words |= {"steps": None, "epochs": None}
-        return LocalSection(**{**words, **own})
+        return local_from_dict({**words, **own}, f"algorithms.{label}.local")
 
     def single(self, label: str, seed: int) -> "Experiment":
         """The experiment of one method and one seed, which says all of itself."""
@@ -394,7 +327,7 @@ class Experiment(Section):
                 "algorithm": alone if as_one else None,
                 "algorithms": {} if as_one else {label: alone},
                 "seeds": [seed],
-                "local": self.local_section(label),
+                "local": self.local_of(label),
                 "baseline": None,
             }
         )

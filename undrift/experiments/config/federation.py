@@ -3,15 +3,18 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from undrift.core.errors import InvalidInput
 from undrift.data.registry import Data
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.parts import clients_of, loaded, loss_of, model_maker, told_by
-from undrift.experiments.config.toml import as_toml, described
+from undrift.experiments.config.parts import (
+    default_loss,
+    infer_model_kwargs,
+    load_cached,
+)
+from undrift.experiments.config.toml import from_dict, to_toml
 from undrift.problems.federate import federate
 from undrift.problems.model import ModelProblem
 
@@ -34,15 +37,36 @@ def federation(experiment: Experiment, seed: int) -> Federation:
     section, data = experiment.clients, data_of(experiment)
     problem = federate(
         data,
-        model=initial_model(experiment, seed, told_by(data)),
-        loss=loss_of(data),
-        clients=clients_of(section.partition, section.number, section.parameters),
+        model=initial_model(experiment, seed, infer_model_kwargs(data)),
+        loss=default_loss(data),
+        clients=section.make(),
         weights=section.weights,
         test_samples=experiment.evaluation.test_samples,
-        seed=_own(section.seed, seed),
+        seed=seed if section.seed is None else section.seed,
     )
-    problem.reopen = Opening(as_toml(experiment), seed, data.checksums)
+    problem.reopen = Opening(to_toml(experiment), seed, data.checksums)
     return Federation(problem, data.checksums)
+
+
+class Federations:
+    """Builds federations and keeps the last one, which the methods of a comparison share."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._last: Federation | None = None
+
+    def get(self, experiment: Experiment, seed: int) -> Federation:
+        """The federation of an experiment and a seed, built unless it is that of the last call."""
+        samples = experiment.evaluation.test_samples
+        key = seed, samples, experiment.data, experiment.clients, experiment.model
+        if self._last is None or self._key != key:
+            self.clear()
+            self._key, self._last = key, federation(experiment, seed)
+        return self._last
+
+    def clear(self) -> None:
+        """Let go of the last one."""
+        self._last = None
 
 
 @dataclass(frozen=True)
@@ -54,33 +78,25 @@ class Opening:
     checksums: dict[str, str]
 
     def __call__(self) -> ModelProblem:
-        made = federation(described(tomllib.loads(self.words)), self.seed)
+        made = federation(from_dict(tomllib.loads(self.words)), self.seed)
         for name in sorted({*self.checksums, *made.checksums}):
             if made.checksums.get(name) != self.checksums.get(name):
                 raise InvalidInput(f"the data differ from those of the run: {name} is another file")
-        loaded.cache_clear()  # the problem has them: a second copy is not kept
+        load_cached.cache_clear()  # the problem has them: a second copy is not kept
         return made.problem
 
 
 def data_of(experiment: Experiment) -> Data:
     """The data that an experiment names."""
     options = tuple(sorted(experiment.data.parameters.items()))
-    return loaded(experiment.data.name, options)
+    return load_cached(experiment.data.name, options)
 
 
-def initial_model(experiment: Experiment, seed: int, told: Mapping[str, int]) -> torch.nn.Module:
-    """The model that every run of a seed begins with; `told` is what the data tell it."""
+def initial_model(
+    experiment: Experiment, seed: int, inferred: Mapping[str, int]
+) -> torch.nn.Module:
+    """The model that every run of a seed begins with; torch's own randomness is left as it was."""
     model = experiment.model
-    make = model_maker(model.name, model.parameters)
-    return _initialised(make, told, _own(model.seed, seed))
-
-
-def _own(given: int | None, seed: int) -> int:
-    return seed if given is None else given
-
-
-def _initialised(make: Any, told: Mapping[str, int], seed: int) -> torch.nn.Module:
-    """A model with weights from a seed, torch's own randomness left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make(told)
+        torch.manual_seed(seed if model.seed is None else model.seed)
+        return model.make()(inferred)

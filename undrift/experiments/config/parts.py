@@ -52,46 +52,53 @@ def default_model(data: str) -> dict[str, Any]:
     return DEFAULT_MODELS.get(data, {"name": "mlp", "hidden": [200]})
 
 
-def clients_of(name: str, number: int | None, parameters: Mapping[str, Any]) -> Any:
+def make_partition(name: str, number: int | None, parameters: Mapping[str, Any]) -> Any:
     """A partition; `number` is what the classes call N (your own may call it number too)."""
-    make = PARTITIONS[name]
-    takes_number = [word for word in ("N", "number") if word in signature(make).parameters]
-    if number is not None and not takes_number:
-        raise InvalidInput(f"{name}: the data say how many clients there are, leave out number")
-    _check_words(name, make, parameters, N="number")
-    if number is None and takes_number:
-        raise InvalidInput(f"{name}: say how many clients, e.g. number = 100")
-    return build_method(name, make, {**dict.fromkeys(takes_number, number), **parameters})
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    needs = f"{name}: say how many clients, e.g. number = 100"
+    has_none = f"{name}: the data say how many clients there are, leave out number"
+    return _make(name, PARTITIONS[name], ("N", "number"), number, parameters, needs, has_none)
 
 
-def scheme_of(name: str, per_round: int | None, parameters: Mapping[str, Any]) -> Any:
+def make_participation(name: str, per_round: int | None, parameters: Mapping[str, Any]) -> Any:
     """A participation; `per_round` is what the classes call S."""
-    make = SCHEMES[name]
-    takes_number = "S" in signature(make).parameters
-    if per_round is not None and not takes_number:
-        raise InvalidInput(f"{name} participation has no per_round, leave it out")
-    _check_words(name, make, parameters, S="per_round")
-    if per_round is None and takes_number:
-        raise InvalidInput(f"{name} participation needs per_round, the number of clients a round")
-    return build_method(name, make, {**({"S": per_round} if takes_number else {}), **parameters})
+    if name not in SCHEMES:
+        raise unknown("scheme", name, SCHEMES)
+    needs = f"{name} participation needs per_round, the number of clients per round"
+    has_none = f"{name} participation has no per_round, leave it out"
+    return _make(name, SCHEMES[name], ("S", "per_round"), per_round, parameters, needs, has_none)
 
 
-def _check_words(
-    name: str, make: Callable[..., Any], parameters: Mapping[str, Any], **renamed: str
-) -> None:
-    """Refuse a word that is not known, in the words of an experiment: `renamed` says what classes call otherwise."""
-    allowed = [renamed.get(word, word) for word in signature(make).parameters]
-    for word in parameters if allowed else ():
-        if word not in allowed:
-            raise unknown(f"parameter of {name}:", word, allowed)
+def _make(
+    name: str,
+    make: Callable[..., Any],
+    count_names: tuple[str, str],
+    count: int | None,
+    parameters: Mapping[str, Any],
+    needs: str,
+    has_none: str,
+) -> Any:
+    """Call a class with its parameters and a count, whose name in the class is not the one in experiments."""
+    in_class, in_experiment = count_names
+    takes = [each for each in count_names if each in signature(make).parameters]
+    if count is not None and not takes:
+        raise InvalidInput(has_none)
+    allowed = [in_experiment if each == in_class else each for each in signature(make).parameters]
+    for key in parameters if allowed else ():
+        if key not in allowed:
+            raise unknown(f"parameter of {name}:", key, allowed)
+    if count is None and takes:
+        raise InvalidInput(needs)
+    return build_method(name, make, {**dict.fromkeys(takes, count), **parameters})
 
 
-def method_of(name: str, parameters: Mapping[str, Any]) -> Any:
+def make_method(name: str, parameters: Mapping[str, Any]) -> Any:
     """A method; lists are tuples to it, and a parameter that names a method is one (autonomous-fedgm's schedule)."""
 
     def value(given: Any) -> Any:
         if isinstance(given, dict) and given.get("name") in METHODS:
-            return method_of(given["name"], {k: v for k, v in given.items() if k != "name"})
+            return make_method(given["name"], {k: v for k, v in given.items() if k != "name"})
         return tuple(value(each) for each in given) if isinstance(given, list) else given
 
     return method(name, **{key: value(given) for key, given in parameters.items()})
@@ -103,10 +110,10 @@ def method_of(name: str, parameters: Mapping[str, Any]) -> Any:
 def model_maker(
     name: str, parameters: Mapping[str, Any]
 ) -> Callable[[Mapping[str, int]], nn.Module]:
-    """What makes the model once the data have told what they tell."""
+    """A function that makes the model from what is inferred from the data."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
-    make = makers()[name]
+    make = list_models()[name]
     allowed = signature(make).parameters
     if any(p.kind is Parameter.VAR_POSITIONAL for p in allowed.values()):
         raise InvalidInput(f"model {name}: its parameters must have names, not *{list(allowed)[0]}")
@@ -114,8 +121,8 @@ def model_maker(
         if key not in allowed:
             raise unknown(f"parameter of {name}:", key, allowed)
 
-    def with_data(told: Mapping[str, int]) -> nn.Module:
-        needed = {key: value for key, value in told.items() if key in allowed}
+    def make_model(inferred: Mapping[str, int]) -> nn.Module:
+        needed = {key: value for key, value in inferred.items() if key in allowed}
         try:
             return build_method(name, make, {**needed, **parameters})
         except (TypeError, ValueError, RuntimeError) as error:
@@ -126,10 +133,10 @@ def model_maker(
                 f"model {name} cannot be made with {words or 'these data'}: {error}"
             ) from error
 
-    return with_data
+    return make_model
 
 
-def makers() -> dict[str, Callable[..., nn.Module]]:
+def list_models() -> dict[str, Callable[..., nn.Module]]:
     """The models that experiments know, by name."""
     return MODELS | {"mlp": perceptron}
 
@@ -139,42 +146,42 @@ def perceptron(inputs: int, classes: int, hidden: Sequence[int] = (200,)) -> nn.
     return models.mlp(inputs, *hidden, classes)
 
 
-def told_by(data: Data) -> dict[str, int]:
-    """What data tell a model: inputs, classes; channels and size of images."""
+def infer_model_kwargs(data: Data) -> dict[str, int]:
+    """What a model can know from the data: inputs, classes; channels and size of images."""
     sample = data.train[0][:1]
     prepared = sample if data.prepare is None else data.prepare(sample)
     targets = data.train[1]
     outputs = data.classes or (targets.shape[1] if targets.dim() > 1 else 1)
-    told = {"inputs": prepared[0].numel(), "classes": outputs}
+    inferred = {"inputs": prepared[0].numel(), "classes": outputs}
     if prepared.dim() == 4:
-        told |= {"channels": prepared.shape[1], "size": prepared.shape[2]}
-    return told
+        inferred |= {"channels": prepared.shape[1], "size": prepared.shape[2]}
+    return inferred
 
 
-def loss_of(data: Data) -> Callable[[Any, Tensor], Tensor]:
+def default_loss(data: Data) -> Callable[[Any, Tensor], Tensor]:
     """Cross entropy for classes, squared error for numbers."""
     if data.classes is not None:
         return F.cross_entropy
     return lambda output, target: F.mse_loss(output.reshape(target.shape), target)
 
 
-# things of one's own
+# custom methods, data sets and models
 
 
 @cache
-def _executed(path: Path) -> None:
+def _run_file(path: Path) -> None:
     """Run a file once; its decorators register what is in it."""
     runpy.run_path(str(path))
 
 
-def registered(files: Sequence[str]) -> None:
+def register_files(files: Sequence[str]) -> None:
     """Run Python files that register methods, data sets, partitions and models."""
     for file in files:
         path = Path(file).resolve()
         if not path.is_file():
             raise InvalidInput(f"use: {file} is not a file")
         try:
-            _executed(path)
+            _run_file(path)
         except InvalidInput:
             raise
         except Exception as error:
@@ -182,6 +189,6 @@ def registered(files: Sequence[str]) -> None:
 
 
 @cache
-def loaded(name: str, options: tuple[tuple[str, Any], ...]) -> Data:
+def load_cached(name: str, options: tuple[tuple[str, Any], ...]) -> Data:
     """A data set, read once for all runs of an experiment."""
     return load(name, **dict(options))

@@ -1,24 +1,72 @@
 """What sections of an experiment have in common."""
 
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from undrift.core.errors import InvalidInput, unknown
+
+T = TypeVar("T")
 
 Whole: TypeAlias = Annotated[int, Field(strict=True)]
 Number: TypeAlias = Whole | Annotated[float, Field(strict=True)]
 
 
 class Section(BaseModel):
-    """Frozen, and no word is let in that is not known."""
+    """Frozen; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Named(Section):
-    """A section whose other words are the parameters of what it names."""
+    """A section whose other keys are the parameters of what it names, which is made once to see that it can be."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self.make()
+        return self
+
+    def make(self) -> Any:
+        raise NotImplementedError
 
     @property
     def parameters(self) -> dict[str, Any]:
         return dict(self.__pydantic_extra__ or {})
+
+
+def from_section(
+    cls: Callable[..., T],
+    given: Any,
+    section: str,
+    convert: Mapping[str, Callable[[Any], Any]] | None = None,
+    prefix: str = "",
+    **renamed: str,
+) -> T:
+    """A dataclass from the keys of a section, so that its fields are the only definition of them.
+
+    `convert` makes Python values of some; `renamed` says which fields have another key.  Errors begin without `prefix`.
+
+    >>> from undrift.simulation.engines import Choice
+    >>> from_section(Choice, {"name": "batched", "chnk": 2}, "engine", engine="name")
+    Traceback (most recent call last):
+    undrift.core.errors.InvalidInput: unknown key of [engine]: 'chnk'; did you mean 'chunk'? Known: ...
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{section} is a section of keys and values, got {given!r}")
+    keys = {renamed.get(f.name, f.name): f.name for f in fields(cls)}  # pyright: ignore[reportArgumentType]
+    for key in given:
+        if key not in keys:
+            raise unknown(f"key of [{section}]:", key, keys)
+    values = {keys[key]: (convert or {}).get(key, _same)(value) for key, value in given.items()}
+    try:
+        return cls(**values)
+    except InvalidInput as error:
+        raise InvalidInput(str(error).removeprefix(prefix)) from error
+
+
+def _same(value: Any) -> Any:
+    return value

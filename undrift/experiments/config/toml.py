@@ -4,6 +4,7 @@ import re
 import runpy
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,22 +12,46 @@ import tomli_w
 from pydantic import ValidationError
 
 from undrift.core.errors import InvalidInput, unknown
-from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.virtual import resolved
+from undrift.experiments.config.experiment import NAMED_ALONE, Experiment
+from undrift.experiments.config.section import Section
+from undrift.experiments.config.virtual import resolve_paths
 
 SETTING = re.compile(r"((?:[^=\"]|\"[^\"]*\")+)=(.*)", flags=re.DOTALL)
-# Words that name something, and what of their section stays if they are set otherwise.
-RENAMED = {
+# Keys that name something, and what of their section stays when another is named.
+NAMING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("algorithm", "name"): ("local",),
     ("model", "name"): ("seed",),
     ("data", "name"): (),
+    ("engine", "name"): (),
     ("clients", "partition"): ("number", "weights", "seed"),
     ("participation", "scheme"): (),
     ("server", "kind"): (),
 }
+EMPTY = ("use", "log", "algorithms")  # left out if there is nothing in them
 
 
-def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
+@dataclass(frozen=True)
+class Setting:
+    """A key of an experiment that was set on the command line, e.g. ("local", "lr"), 0.1, "--lr 0.1"."""
+
+    key: tuple[str, ...]
+    value: Any
+    option: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an experiment was given, for errors: a file, and settings of the command line."""
+
+    file: str = ""
+    text: str = ""
+    settings: Sequence[Setting] = ()
+
+
+IN_PYTHON = Origin()
+
+
+def read(path: Path | str, settings: Iterable[str | Setting] = ()) -> Experiment:
     """An experiment from a TOML file, or from a Python file that calls one `experiment`.
 
     `settings` are changes to it, such as "algorithm.beta=0.1".
@@ -39,12 +64,12 @@ def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
         raise InvalidInput(f"{path} cannot be read ({reason}): give an experiment file") from error
     if path.suffix == ".py":
         try:
-            found = runpy.run_path(str(path)).get("experiment")
+            experiment = runpy.run_path(str(path)).get("experiment")
         except ValidationError as error:
-            raise InvalidInput(_first(error, {}, str(path), "")) from None
-        if not isinstance(found, Experiment):
+            raise InvalidInput(_explain(error, {}, Origin(str(path)))) from None
+        if not isinstance(experiment, Experiment):
             raise InvalidInput(f"{path} must set `experiment = ud.Experiment(...)`")
-        return with_settings(found, settings)
+        return with_settings(experiment, settings)
     try:
         words = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -52,95 +77,92 @@ def read(path: Path | str, settings: Iterable[str] = ()) -> Experiment:
     if "use" in words:
         files = [words["use"]] if isinstance(words["use"], str) else words["use"]
         words["use"] = [str((path.parent / str(file)).resolve()) for file in files]
-    settings = list(settings)
-    words = resolved(_changed(words, settings), path.parent)
-    return described(words, str(path), text, settings)
+    changed = change(words, settings)
+    return from_dict(resolve_paths(words, path.parent), Origin(str(path), text, changed))
 
 
-def with_settings(experiment: Experiment, settings: Iterable[str]) -> Experiment:
-    """The experiment with some things set otherwise.
+def with_settings(experiment: Experiment, settings: Iterable[str | Setting]) -> Experiment:
+    """The experiment with some things changed.
 
     >>> e = Experiment(algorithm={"name": "scaffold-m"})
     >>> with_settings(e, ["algorithm.beta=0.5", "rounds=7"]).algorithm.parameters
     {'beta': 0.5}
     """
-    settings = list(settings)
-    words = _changed(as_words(experiment), settings)
-    return described(words, settings=settings) if settings else experiment
+    words = to_dict(experiment)
+    changed = change(words, settings)
+    return from_dict(words, Origin(settings=changed)) if changed else experiment
 
 
-def described(
-    words: Mapping[str, Any], source: str = "", text: str = "", settings: Sequence[str] = ()
-) -> Experiment:
-    """An experiment from its words; what is wrong is said in one line, with its place: a line of `text`, or one of the
-    settings that are in the words already."""
+def from_dict(words: Mapping[str, Any], origin: Origin = IN_PYTHON) -> Experiment:
+    """An experiment from its sections and keys; an error is one line, with the place that it is about."""
+    place = f"{origin.file}: " if origin.file else ""
     try:
         return Experiment(**words)
     except ValidationError as error:
-        raise InvalidInput(_first(error, words, source, text, settings)) from None
+        raise InvalidInput(_explain(error, words, origin)) from None
     except InvalidInput as error:
-        raise InvalidInput(f"{source}: {error}" if source else str(error)) from None
-    except (
-        TypeError,
-        AttributeError,
-        OverflowError,
-    ) as error:  # of something that was named in words
-        place = f"{source}: " if source else ""
+        raise InvalidInput(f"{place}{error}") from None
+    except (TypeError, AttributeError, OverflowError) as error:  # of something that was named
         raise InvalidInput(f"{place}these words do not fit together ({error})") from error
 
 
-EMPTY = ("use", "log", "algorithms")  # not worth a word if there is nothing in them
-
-
-def as_words(experiment: Experiment) -> dict[str, Any]:
-    """All words of an experiment, those that say nothing left out."""
-    words = _said(experiment.model_dump())
+def to_dict(experiment: Experiment) -> dict[str, Any]:
+    """All sections and keys of an experiment, without what is None or empty."""
+    words = _without_none(experiment.model_dump())
     for method in [words.get("algorithm", {}), *words["algorithms"].values()]:
         if not method.get("local"):
             method.pop("local", None)
     return {key: value for key, value in words.items() if key not in EMPTY or value}
 
 
-def as_toml(experiment: Experiment) -> str:
+def to_toml(experiment: Experiment) -> str:
     """The experiment as TOML.
 
-    >>> print(as_toml(Experiment(algorithm={"name": "fedavg"})).splitlines()[0])
+    >>> print(to_toml(Experiment(algorithm={"name": "fedavg"})).splitlines()[0])
     rounds = 100
     """
-    return tomli_w.dumps(as_words(experiment))
+    return tomli_w.dumps(to_dict(experiment))
 
 
-def _said(words: Any) -> Any:
-    """Words without what says nothing: None, which TOML does not have."""
+def _without_none(words: Any) -> Any:
+    """None, which TOML does not have, left out."""
     if isinstance(words, Mapping):
-        return {key: _said(value) for key, value in words.items() if value is not None}
+        return {key: _without_none(value) for key, value in words.items() if value is not None}
     if isinstance(words, (list, tuple)):
-        return [_said(each) for each in words]
+        return [_without_none(each) for each in words]
     return words
 
 
-def _changed(words: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Words with settings such as "algorithm.beta=0.1" put in; a label with dots or signs is quoted."""
-    for setting in settings:
-        found = SETTING.fullmatch(setting.strip())
-        path = _words_of(found[1]) if found else []
-        if not found or not all(path):
-            raise InvalidInput(
-                f"a setting is written key=value, e.g. algorithm.beta=0.1; got {setting!r}"
-            )
-        *above, last = path
-        place = words
-        for word in above:
-            place = place.setdefault(word, {})
-            if not isinstance(place, dict):
-                raise InvalidInput(f"{setting!r}: {word} is not a section")
-        place[last] = value_of(found[2].strip())
-        if tuple(path) in RENAMED:  # another thing has other parameters
-            kept = (last, *RENAMED[path[0], last])
-            words[path[0]] = {key: value for key, value in place.items() if key in kept}
-            if words[path[0]].get("partition") == "natural":
-                words[path[0]].pop("number", None)
-    return words
+def change(words: dict[str, Any], settings: Iterable[str | Setting]) -> list[Setting]:
+    """Put settings into an experiment's sections, which are made if need be; returns them."""
+    parsed = [parse_setting(each) if isinstance(each, str) else each for each in settings]
+    for setting in parsed:
+        *above, last = setting.key
+        place: dict[str, Any] = words
+        for part in above:
+            inner: Any = place.setdefault(part, {})
+            if isinstance(inner, str) and part in NAMED_ALONE:
+                inner = place[part] = {"name": inner}
+            if not isinstance(inner, dict):
+                raise InvalidInput(f"{setting.option}: {part} is not a section")
+            place = inner
+        place[last] = setting.value
+        if setting.key in NAMING:  # another thing has other parameters
+            kept = (last, *NAMING[setting.key])
+            words[above[0]] = {key: value for key, value in place.items() if key in kept}
+            if words[above[0]].get("partition") == "natural":
+                words[above[0]].pop("number", None)
+    return parsed
+
+
+def parse_setting(setting: str) -> Setting:
+    """A setting such as "algorithm.beta=0.1"; a label with dots or signs is quoted."""
+    found = SETTING.fullmatch(setting.strip())
+    if not found or not all(_split(found[1])):
+        raise InvalidInput(
+            f"a setting is written key=value, e.g. algorithm.beta=0.1; got {setting!r}"
+        )
+    return Setting(tuple(_split(found[1])), value_of(found[2].strip()), f"--set {setting}")
 
 
 def value_of(text: str) -> Any:
@@ -154,49 +176,46 @@ def value_of(text: str) -> Any:
 # errors
 
 
-def _first(
-    error: ValidationError,
-    words: Mapping[str, Any],
-    source: str,
-    text: str,
-    settings: Sequence[str] = (),
-) -> str:
+def _explain(error: ValidationError, words: Mapping[str, Any], origin: Origin) -> str:
     """The first thing that is wrong: where, what was got, what is allowed."""
     problem, *others = error.errors()
     path = _path(problem)
-    alternatives = [other for other in others if _path(other) == path]
-    name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         kind = f"key of [{'.'.join(path[:-1])}]:" if path[1:] else "key"
         message = str(unknown(kind, path[-1], _allowed(path)))
     else:
         cause = problem.get("ctx", {}).get("error")
-        allowed = " or ".join(dict.fromkeys([problem["msg"], *(a["msg"] for a in alternatives)]))
-        allowed = allowed.replace(" or Input should be", " or")
-        allowed = re.sub(r"valid dictionary or instance of \w+", "section", allowed)
-        message = str(cause) if cause is not None else f"{allowed}, got {problem['input']!r}"
-        message = f"{name}: {message}" if name and cause is None else message
-        if cause is not None and path and isinstance(words.get(path[0]), Mapping):
-            section = ".".join(path[: 2 if path[0] == "algorithms" else 1])
-            message = f"[{section}] {message}"
-        path = _narrowed(path, words, message)
-    line = _line_of(text, path)
-    place = f"{source}, line {line}" if line else source
-    place = _set_by(settings, path, message) or place
+        if cause is None:
+            alternatives = [problem, *(other for other in others if _path(other) == path)]
+            allowed = " or ".join(dict.fromkeys(each["msg"] for each in alternatives))
+            allowed = allowed.replace(" or Input should be", " or")
+            allowed = re.sub(r"valid dictionary or instance of \w+", "section", allowed)
+            message = f"{allowed}, got {problem['input']!r}"
+            message = f"{'.'.join(path)}: {message}" if path else message
+        else:
+            message = str(cause)
+            section = ".".join(path[: 2 if path[:1] == ["algorithms"] else 1])
+            named = f"[{section}" in message  # already, by what was wrong inside
+            if path and isinstance(words.get(path[0]), Mapping) and not named:
+                message = f"[{section}] {message}"
+        path = _narrow(path, words, message)
+    line = _line_of(origin.text, path)
+    place = f"{origin.file}, line {line}" if line else origin.file
+    place = _option_of(origin.settings, path, message) or place
     more = len({tuple(_path(other)) for other in others} - {tuple(_path(problem))})
     rest = f" (and {more} more)" if more else ""
     return f"{place}: {message}{rest}" if place else message + rest
 
 
-def _narrowed(path: list[str], words: Any, message: str) -> list[str]:
-    """The path with the key that a message speaks of, where it speaks of one."""
+def _narrow(path: list[str], words: Any, message: str) -> list[str]:
+    """The path with the key that a message is about, where it names one."""
     if not path and (named := re.match(r"\[(\w+)\]|(\w+)\.(\w+) =", message)):
         path = [word for word in named.groups() if word]
     for part in path:
         words = words.get(part, {}) if isinstance(words, Mapping) else {}
     if not isinstance(words, Mapping):
         return path
-    message, *_ = message.split("Known: ")  # what is said of the word itself
+    message, *_ = re.split("; did you mean|Known: ", message)  # what follows is about other keys
     for key, value in words.items():
         if re.search(rf"\b{re.escape(key)}\b", message) or repr(value) in message:
             return [*path, key]
@@ -207,56 +226,50 @@ def _narrowed(path: list[str], words: Any, message: str) -> list[str]:
     return path
 
 
-def _set_by(settings: Sequence[str], path: Sequence[str], message: str) -> str | None:
-    """The setting on the command line that a message is about, if it is not about the file."""
-    for setting in settings:
-        found = SETTING.fullmatch(setting.strip())
-        words = _words_of(found[1]) if found else []
-        above = words[: len(path)] == list(path) and re.search(rf"\b{words[-1]}\b", message)
-        if words and (list(path[: len(words)]) == words or (path and above)):
-            return f"--set {setting}"
+def _option_of(settings: Sequence[Setting], path: Sequence[str], message: str) -> str | None:
+    """The option on the command line that a message is about, if it is not about the file."""
+    for setting in reversed(settings):
+        key = setting.key
+        above = key[: len(path)] == tuple(path) and re.search(rf"\b{key[-1]}\b", message)
+        if tuple(path[: len(key)]) == key or (path and above):
+            return setting.option
     return None
 
 
 def _path(problem: Any) -> list[str]:
-    """Where a problem is, in words of the user's; pydantic's names of a union's types are left out."""
-    types = re.compile(
-        r"(int|float|list|dict|str|literal|constrained-\w+|function-\w+|\w+Section)(\[|$)"
-    )
+    """The keys of the place where a problem is; pydantic's names of a union's types are left out."""
+    types = re.compile(r"(int|float|list|dict|str|literal|constrained-\w+|function-\w+)(\[|$)")
     return [str(part) for part in problem["loc"] if not types.match(str(part))]
 
 
 def _allowed(path: Sequence[str]) -> list[str]:
-    """The words that may stand where a wrong one was found."""
-    model: Any = Experiment
+    """The keys that may stand where an unknown one was found."""
+    model: type[Section] = Experiment
     for part in path[:-1]:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         kinds = [annotation, *get_args(annotation)]  # of one that may be left out, the section
-        model = next((kind for kind in kinds if hasattr(kind, "model_fields")), Experiment)
+        sections = (k for k in kinds if isinstance(k, type) and issubclass(k, Section))
+        model = next(sections, Experiment)
     return list(model.model_fields)
 
 
 def _line_of(text: str, path: Sequence[str]) -> int | None:
     """The line of a TOML text that sets a key, or opens its section."""
     table: list[str] = []
-    best: tuple[int, int] | None = None  # (how much of the path it has, line)
+    best = (0, 0)  # how much of the path it has, line
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):
-            table = _words_of(header[1])
-            found = table
+            table = found = _split(header[1])
         elif key := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
-            found = [*table, *_words_of(key[1])]
+            found = [*table, *_split(key[1])]
         else:
             continue
-        common = 0
-        while common < min(len(found), len(path)) and found[common] == path[common]:
-            common += 1
-        if common == len(found) and common and (best is None or common > best[0]):
-            best = common, number
-    return best[1] if best else None
+        if found == list(path[: len(found)]) and len(found) > best[0]:
+            best = len(found), number
+    return best[1] or None
 
 
-def _words_of(dotted: str) -> list[str]:
+def _split(dotted: str) -> list[str]:
     return [
         word.strip().strip("\"'")
         for word in re.split(r"\.(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", dotted)

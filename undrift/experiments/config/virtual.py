@@ -1,13 +1,15 @@
-"""The sections of an experiment in virtual time: what clients are like as machines, and when the server steps."""
+"""The sections of an experiment in virtual time: system heterogeneity, and when the server steps."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import build_method
-from undrift.experiments.config.section import Named, Number, Section
+from undrift.experiments.config.section import Named, from_section
 from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import (
@@ -22,81 +24,43 @@ from undrift.simulation.asynchronous.population import (
 SERVERS = {"synchronous": Synchronous, "deadline": Deadline, "buffer": Buffer}
 AVAILABILITIES = {"always": Always, "chance": Chance, "daily": Daily, "trace": Trace.read}
 
-Value = Number | list[Number] | dict[str, Any]  # a number; one a client; or drawn
 
+class PopulationSection(Named):
+    """The fields of `ud.Population`, with those of `ud.Link` and `ud.Dropout` in sections of their own.
 
-class LinkSection(Section):
-    """Latency in seconds, bandwidths in bytes a second."""
-
-    latency: Value = 0.0
-    down: Value | None = None
-    up: Value | None = None
-
-
-class DropoutSection(Section):
-    """How often a client vanishes before or after its work."""
-
-    before: Number = 0.0
-    after: Number = 0.0
-
-
-class AvailabilitySection(Named):
-    """When clients can be reached: always, chance, daily or trace, with their parameters."""
-
-    kind: str = "always"
-
-    def make(self) -> Any:
-        if self.kind not in AVAILABILITIES:
-            raise unknown("availability", self.kind, AVAILABILITIES)
-        return build_method(self.kind, AVAILABILITIES[self.kind], self.parameters)
-
-
-class PopulationSection(Section):
-    """The words of `ud.Population`.
-
-    A value is a number, a list with one a client, {median = 0.1, sigma = 1.0} (log-normal) or
-    {tiers = [0.1, 1.0], shares = [0.8, 0.2]}.
+    A value is a number, a list with one per client, {median = 0.1, sigma = 1.0} (log-normal) or
+    {tiers = [0.1, 1.0], shares = [0.8, 0.2]}.  `availability` has a `kind`: always, chance, daily or trace.
     """
 
-    pace: Value = 0.0
-    jitter: Number = 0.0
-    work: Number = 1.0
-    budget: Number | None = None
-    link: LinkSection = LinkSection()
-    dropout: DropoutSection = DropoutSection()
-    availability: AvailabilitySection = AvailabilitySection()
-
-    @model_validator(mode="after")
-    def _possible(self) -> "PopulationSection":
-        self.make()
-        return self
-
     def make(self) -> Population:
-        link = self.link
-        return Population(
-            pace=_value("pace", self.pace),
-            link=Link(
-                latency=_value("latency", link.latency),
-                down=None if link.down is None else _value("down", link.down),
-                up=None if link.up is None else _value("up", link.up),
-            ),
-            availability=self.availability.make(),
-            dropout=Dropout(self.dropout.before, self.dropout.after),
-            jitter=self.jitter,
-            work=self.work,
-            budget=self.budget,
-        )
+        sections: dict[str, Callable[[Any], Any]] = {
+            "pace": partial(_value, "pace"),
+            "link": _link,
+            "dropout": lambda given: from_section(Dropout, given, "population.dropout"),
+            "availability": _availability,
+        }
+        return from_section(Population, self.parameters, "population", sections)
+
+
+def _link(given: Any) -> Link:
+    values = {name: partial(_value, name) for name in ("latency", "down", "up")}
+    return from_section(Link, given, "population.link", values)
+
+
+def _availability(given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"population.availability is a section, got {given!r}")
+    kind = given.get("kind", "always")
+    if kind not in AVAILABILITIES:
+        raise unknown("availability", str(kind), AVAILABILITIES)
+    parameters = {key: value for key, value in given.items() if key != "kind"}
+    return build_method(kind, AVAILABILITIES[kind], parameters)
 
 
 class ServerSection(Named):
     """When the server steps: `kind` is synchronous, deadline (seconds, minimum) or buffer (size, concurrency)."""
 
     kind: Literal["synchronous", "deadline", "buffer"] = Field(default="synchronous")
-
-    @model_validator(mode="after")
-    def _possible(self) -> "ServerSection":
-        self.make()
-        return self
 
     def make(self) -> ServerPolicy:
         return build_method(self.kind, SERVERS[self.kind], self.parameters)
@@ -118,7 +82,7 @@ def _value(name: str, given: Any) -> Any:
     )
 
 
-def resolved(words: dict[str, Any], folder: Path) -> dict[str, Any]:
+def resolve_paths(words: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Words of an experiment file with the path of a trace taken from where the file is."""
     trace = words.get("population", {}).get("availability", {})
     if isinstance(trace, dict) and "path" in trace:

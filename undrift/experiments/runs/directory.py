@@ -19,7 +19,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +30,8 @@ import torch
 from undrift.core.errors import InvalidInput
 from undrift.data.store import checksum
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.toml import as_toml, read
+from undrift.experiments.config.federation import Federations
+from undrift.experiments.config.toml import read, to_toml
 from undrift.experiments.runs.files import plain, read_json, read_lines, write_aside, write_json
 from undrift.metrics.evaluator import OWN
 from undrift.simulation.results import Round
@@ -43,16 +44,22 @@ LISTED = 1000  # participants of a round that are recorded by number
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run on disk, or a comparison of several."""
+    """One run on disk, or a comparison of several.
+
+    known         its experiment, where this process has read or written it already
+    federations   what this process has built of it
+    """
 
     path: Path
+    known: Experiment | None = field(default=None, compare=False, repr=False)
+    federations: Federations = field(default_factory=Federations, compare=False, repr=False)
 
     @property
     def experiment_text(self) -> str:
         return (self.path / EXPERIMENT).read_text(encoding="utf-8")
 
     def experiment(self) -> Experiment:
-        return read(self.path / EXPERIMENT)
+        return self.known or read(self.path / EXPERIMENT)
 
     def manifest(self) -> dict[str, Any]:
         return read_json(self.path / MANIFEST)
@@ -75,15 +82,20 @@ class RunDirectory:
         return [{**line, "seconds": s} for line, s in zip(lines, times, strict=False)]
 
 
-def create(path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunDirectory:
-    """A new run directory; one that is there already is never touched, unless it was left half-made."""
+def create(
+    path: Path,
+    experiment: Experiment,
+    about: Mapping[str, Any],
+    federations: Federations | None = None,
+) -> RunDirectory:
+    """Make a run directory; one that is there already is never touched, unless it was left half-made."""
     try:
         if path.exists() and (not path.is_dir() or _occupied(path)):
             begun = (path / EXPERIMENT).exists()
             hint = f"`undrift resume {shlex.quote(str(path))}` goes on with it, " if begun else ""
             raise InvalidInput(f"{path} exists and is not empty: {hint}--out chooses another place")
         path.mkdir(parents=True, exist_ok=True)
-        text = as_toml(experiment)
+        text = to_toml(experiment)
         own = {file: checksum(Path(file)) for file in experiment.use}
         write_json(path / MANIFEST, {**manifest(text), "use": own, **about})
         write_aside(path / EXPERIMENT, text.encode())  # last: with it the directory is made
@@ -91,7 +103,7 @@ def create(path: Path, experiment: Experiment, about: Mapping[str, Any]) -> RunD
         raise InvalidInput(
             f"{path} cannot be written ({error.strerror}): --out chooses another place"
         ) from error
-    return RunDirectory(path)
+    return RunDirectory(path, experiment, federations or Federations())
 
 
 def _occupied(path: Path) -> bool:
@@ -100,7 +112,7 @@ def _occupied(path: Path) -> bool:
     return any(entry.name not in begun for entry in path.iterdir())
 
 
-def opened(path: Path) -> RunDirectory:
+def open_directory(path: Path) -> RunDirectory:
     """A run directory that is there, whose experiment is the one it was made with."""
     if not (path / EXPERIMENT).is_file() or not (path / MANIFEST).is_file():
         raise InvalidInput(
@@ -118,19 +130,20 @@ def opened(path: Path) -> RunDirectory:
             raise InvalidInput(
                 f"{file} was changed after the run in {path} began: put it back, or {anew}"
             )
-    return directory
+    return replace(directory, known=directory.experiment())
 
 
-def rewritten(directory: RunDirectory, experiment: Experiment) -> None:
-    """Give a directory another experiment, one that goes on from what is there."""
-    text, known = as_toml(experiment), directory.manifest()
+def rewrite(directory: RunDirectory, experiment: Experiment) -> RunDirectory:
+    """Give a directory another experiment, one that continues what is there."""
+    text, known = to_toml(experiment), directory.manifest()
     path = directory.path / MANIFEST
     write_json(
         path, {**known, "next": _digest(text)}
-    )  # stopped at any moment, one of the two is right
+    )  # stopped at any moment, one of them is right
     write_aside(directory.path / EXPERIMENT, text.encode())
     (directory.path / RESULT).unlink(missing_ok=True)
     write_json(path, {**known, "experiment": _digest(text)})
+    return replace(directory, known=experiment)
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:
@@ -182,8 +195,8 @@ def as_line(r: Round) -> dict[str, Any]:
     line |= {"left_out": r.left_out, "exchanges": r.exchanges}
     line |= {"bytes_down": r.bytes_down, "bytes_up": r.bytes_up}
     if r.timing is not None:
-        told = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
-        line |= {"virtual_seconds": r.time, "timing": told}
+        timing = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
+        line |= {"virtual_seconds": r.time, "timing": timing}
     return line | metrics_of(r)
 
 

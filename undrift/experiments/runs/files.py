@@ -5,8 +5,10 @@ import json
 import math
 import mmap
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -98,8 +100,7 @@ class Draft:
 
     def write(self, path: Path) -> tuple[int, int]:
         """Write the file aside and rename it; returns its size and checksum."""
-        direct = getattr(os, "O_DIRECT", None)  # Linux has it, some of its file systems do not
-        if direct is None or not self._written(path, direct):
+        if "O_DIRECT" not in vars(os) or not self._write_directly(path):
             write_aside(path, self.content)
         return self._size, zlib.crc32(self.content)
 
@@ -109,11 +110,11 @@ class Draft:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at).view(shape)
 
-    def _written(self, path: Path, direct: int) -> bool:
-        """Whether whole blocks could be written past the cache."""
+    def _write_directly(self, path: Path) -> bool:
+        """Write whole blocks past the cache; False where the file system cannot."""
         aside = _beside(path)
         try:
-            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | direct)
+            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
             try:
                 blocks = memoryview(self._memory)[: -(-self._size // BLOCK) * BLOCK]
                 done = 0
@@ -135,7 +136,7 @@ class Draft:
 def _pages(size: int) -> mmap.mmap:
     """Memory of this process alone, in whole blocks, as disks want it."""
     size = -(-size // BLOCK) * BLOCK
-    if not hasattr(mmap, "MAP_PRIVATE"):
+    if sys.platform == "win32":
         return mmap.mmap(-1, size)
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -225,6 +226,16 @@ def lock(directory: Path) -> FileLock:
             f"{directory} is in use by another process: wait for it, or stop it first"
         ) from None
     return held
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Hold a run directory for this process alone for as long as this is entered."""
+    held = lock(directory)
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def alone(tensor: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Wandb:
         wandb, kept = _module("wandb", "wandb"), folder / "wandb.id"
         if not kept.exists():
             kept.write_text(uuid4().hex[:12])
-        self._run = wandb.init(  # what is gone on with is the same run there
+        self._run = wandb.init(  # a resumed run is the same run there
             project="undrift",
             name=name,
             dir=str(folder),
@@ -103,7 +103,7 @@ class Logs:
         self._sent: int | None = None
 
     def add(self, r: Round) -> None:
-        if self._sent is None:  # a run that is gone on with has sent some before
+        if self._sent is None:  # a resumed run has sent some before
             self._sent = sent_before(self._folder, r.round)
         self._sent += r.bytes_down + r.bytes_up
         values = {k: v for k, v in metrics_of(r).items() if v is not None}

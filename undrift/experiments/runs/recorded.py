@@ -37,10 +37,13 @@ class Recording:
     state_memory: int | None = None
 
 
+USUAL = Recording()
+
+
 def recorded(
     folder: Path,
     config: RunConfig,
-    recording: Recording = Recording(),  # noqa: B008 (it cannot change)
+    recording: Recording = USUAL,
     logs: Logs | None = None,
     play: Callable[[State], Iterator[Round]] | None = None,
 ) -> Iterator[Round]:
@@ -129,8 +132,9 @@ class _Record:
         if self.saved < self.kept.state.round:
             self.checkpoint(wait=True)
         state, best = self.kept.state, self.kept.best
-        # after the checkpoint: a resumed run records how they end
-        for visit in still_out(state.in_flight):
+        for visit in still_out(
+            state.in_flight
+        ):  # after the checkpoint: a resumed run records how they end
             if visit.order <= RECORDED_VISITS:
                 self.lines[VISITS].add(asdict(visit))
         _write_model(self.folder / "model.safetensors", problem, state.server.x, state.round)

@@ -1,4 +1,4 @@
-"""Experiments carried out in run directories: started, gone on with, several at a time."""
+"""Experiments run in their directories: started, resumed, several runs at a time."""
 
 import json
 import logging
@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.config.experiment import EngineSection, Experiment
-from undrift.experiments.config.federation import Federation, federation
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.federation import Federation, Federations
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
     FEDERATION,
     RunDirectory,
     create,
     metrics_of,
-    opened,
-    rewritten,
+    open_directory,
+    rewrite,
     sent_before,
 )
-from undrift.experiments.runs.files import lock, read_json, write_json
+from undrift.experiments.runs.files import hold, read_json, write_json
 from undrift.experiments.runs.loggers import Logs
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.simulation.api import RunConfig, prepare
@@ -37,7 +37,7 @@ from undrift.simulation.engines import EngineChoice
 
 log = logging.getLogger("undrift")
 
-STOP = "stop"  # what a worker is told in place of a run
+STOP = "stop"  # sent to a worker in place of a run
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Update:
     error: str | None = None
 
 
-def config_of(experiment: Experiment, made: Federation) -> RunConfig:
+def config_of(experiment: Experiment, built: Federation) -> RunConfig:
     """The one run of an experiment that has a single method and a single seed."""
     (label,), (seed,) = experiment.labels, experiment.seeds
     return RunConfig(
         experiment.methods[label].make(),
-        made.problem,
+        built.problem,
         experiment.rounds,
         experiment.participation.make(),
         experiment.local_of(label),
-        engine=experiment.engine_choice,
+        engine=experiment.engine,
         seed=seed,
         evaluate_every=experiment.evaluation.every,
         population=experiment.population and experiment.population.make(),
@@ -73,64 +73,59 @@ def config_of(experiment: Experiment, made: Federation) -> RunConfig:
     )
 
 
-def prepared(experiment: Experiment, out: Path) -> RunDirectory:
+def prepare_directory(experiment: Experiment, out: Path) -> RunDirectory:
     """A directory for an experiment; its runs are checked first, so that nothing begins that cannot end."""
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
-    first = experiment.seeds[0]
-    made = federation(experiment, first)
-    configs = [config_of(experiment.single(label, first), made) for label in experiment.labels]
-    runs = [prepare(config) for config in configs]
-    experiment = _with_engine(experiment, runs[0].plan.choice)
+    experiment, federations = resolve_engine(experiment)
     if len(experiment.runs()) == 1:
-        experiment = experiment.single(experiment.labels[0], first)
-    return create(out, experiment, {"seeds": experiment.seeds})
+        experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
+    return create(out, experiment, {"seeds": experiment.seeds}, federations)
 
 
-def _with_engine(experiment: Experiment, choice: EngineChoice) -> Experiment:
-    """The experiment with its engine written down, so that a run that is repeated or resumed has the same one."""
-    if not isinstance(experiment.engine, str) and not experiment.on_ray:
-        return experiment
-    words = choice.json()
-    section = EngineSection(name=words.pop("engine"), **words)
-    return experiment.model_copy(update={"engine": section})
+def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
+    """The experiment with its engine written down, so that a run that is repeated or resumed has the same one.
+
+    The first run decides it; the runs of the first seed are checked with it.
+    """
+    federations, seed = Federations(), experiment.seeds[0]
+    built = federations.get(experiment, seed)
+    for label in experiment.labels:
+        run = prepare(config_of(experiment.single(label, seed), built))
+        first = label == experiment.labels[0]
+        if isinstance(experiment.engine, str) or (first and experiment.on_ray):
+            experiment = experiment.model_copy(update={"engine": run.plan.choice})
+    return experiment, federations
 
 
-def extended(directory: RunDirectory, rounds: int) -> RunDirectory:
+def extend(directory: RunDirectory, rounds: int) -> RunDirectory:
     """The same experiment for more rounds: what is done stays, the rest is left to do."""
-    held = lock(directory.path)
-    try:
+    with hold(directory.path):
         before = directory.experiment()
         if rounds < before.rounds:
             raise InvalidInput(
                 f"{directory.path} has {before.rounds} rounds already: --rounds must be more, got {rounds}"
             )
         if rounds > before.rounds:
-            rewritten(directory, before.model_copy(update={"rounds": rounds}))
-    finally:
-        held.release()
+            return rewrite(directory, before.model_copy(update={"rounds": rounds}))
     return directory
 
 
-def with_workers(directory: RunDirectory, workers: int) -> RunDirectory:
+def set_workers(directory: RunDirectory, workers: int) -> RunDirectory:
     """The same experiment with another number of workers, from the next round on."""
-    held = lock(directory.path)
-    try:
+    with hold(directory.path):
         for path in {directory.path, *members(directory)}:
             if (path / EXPERIMENT).exists() and RunDirectory(path).result() is None:
-                one = opened(path)
+                one = open_directory(path)
                 experiment = one.experiment()
-                section = _crewed(experiment.engine, workers)
-                rewritten(one, experiment.model_copy(update={"engine": section}))
-    finally:
-        held.release()
+                engine = _with_workers(experiment.engine, workers)
+                changed = rewrite(one, experiment.model_copy(update={"engine": engine}))
+                directory = changed if path == directory.path else directory
     return directory
 
 
-def _crewed(engine: Any, workers: int) -> EngineSection:
-    if not isinstance(engine, EngineSection) or not (
-        engine.name == "ray" or engine.make().one_by_one
-    ):
+def _with_workers(engine: str | EngineChoice, workers: int) -> EngineChoice:
+    if isinstance(engine, str) or not (engine.engine == "ray" or engine.one_by_one):
         raise InvalidInput(
             "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"
         )
@@ -143,56 +138,60 @@ def _crewed(engine: Any, workers: int) -> EngineSection:
             shards,
         )
         shards = workers
-    return EngineSection(**{**engine.model_dump(), "workers": workers, "shards": shards})
+    return replace(engine, workers=workers, shards=shards)
 
 
 def members(directory: RunDirectory) -> list[Path]:
     """Where the runs of a directory are: itself if it is of one method and one seed."""
-    experiment = directory.experiment()
-    runs = experiment.runs()
+    runs = directory.experiment().runs()
     if len(runs) == 1:
         return [directory.path]
     return [directory.path / label / f"seed-{seed}" for label, seed in runs]
 
 
-def carried_out(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
+def run_experiment(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
     """Do what is left to do of an experiment; `jobs` runs at a time, each in a process of its own if more than one."""
-    held = lock(directory.path)
-    try:
-        experiment = directory.experiment()
-        paths = members(directory)
-        if len(paths) > 1:
-            for path, (label, seed) in zip(paths, experiment.runs(), strict=True):
-                _in_step(path, experiment.single(label, seed))
-        left = [path for path in paths if RunDirectory(path).result() is None]
+    with hold(directory.path):
+        experiment, runs = directory.experiment(), [directory]
+        if len(paths := members(directory)) > 1:
+            runs = [
+                _open_member(path, experiment.single(label, seed))
+                for path, (label, seed) in zip(paths, experiment.runs(), strict=True)
+            ]
+        left = [run for run in runs if run.result() is None]
         if jobs > 1 and len(left) > 1:
-            yield from _in_processes(left, min(jobs, len(left)), experiment.threads)
+            directory.federations.clear()  # workers build their own
+            paths = [run.path for run in left]
+            yield from _in_processes(paths, min(jobs, len(left)), experiment.threads)
         else:
-            for path in left:
-                yield from one_run(path, held_already=path == directory.path)
-    finally:
-        held.release()
+            for run in left:
+                held = run.path == directory.path
+                yield from run_one(run, held, federations=directory.federations)
 
 
-def _in_step(path: Path, experiment: Experiment) -> None:
+def _open_member(path: Path, experiment: Experiment) -> RunDirectory:
     """The directory of one run of a comparison: made if it is not there, longer if the comparison has become so."""
     if not (path / EXPERIMENT).exists():
-        create(path, experiment, {"seeds": experiment.seeds})
-    elif (member := opened(path)).experiment().rounds < experiment.rounds:
-        rewritten(member, experiment)
+        return create(path, experiment, {"seeds": experiment.seeds})
+    member = open_directory(path)
+    return rewrite(member, experiment) if member.experiment().rounds < experiment.rounds else member
 
 
-def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Iterator[Update]:
-    """Begin or go on with the run of a directory; `at_a_time` such runs share the machine's memory."""
-    directory = opened(path)
-    held = None if held_already else lock(path)
-    try:
+def run_one(
+    directory: RunDirectory,
+    held_already: bool = False,
+    at_a_time: int = 1,
+    federations: Federations | None = None,
+) -> Iterator[Update]:
+    """Begin or resume the run of a directory; `at_a_time` such runs share the machine's memory."""
+    path = directory.path
+    with nullcontext() if held_already else hold(path):
         experiment = directory.experiment()
         if experiment.threads is not None:
             torch.set_num_threads(experiment.threads)
-        made = federation(experiment, experiment.seeds[0])
-        _check_data(directory, made)
-        config = config_of(experiment, made)
+        built = (federations or directory.federations).get(experiment, experiment.seeds[0])
+        _check_data(directory, built)
+        config = config_of(experiment, built)
         memory = experiment.state_memory or half_of_memory() // at_a_time
         recording = Recording(experiment.checkpoint_every, memory)
         logs = _logs(experiment, path)
@@ -215,9 +214,6 @@ def one_run(path: Path, held_already: bool = False, at_a_time: int = 1) -> Itera
             finished=True,
             stopped=result["stopped"],
         )
-    finally:
-        if held is not None:
-            held.release()
 
 
 def _logs(experiment: Experiment, path: Path) -> Logs | None:
@@ -228,15 +224,15 @@ def _logs(experiment: Experiment, path: Path) -> Logs | None:
     return Logs(experiment.log, path, f"{label} seed {seed}", config)
 
 
-def _check_data(directory: RunDirectory, made: Federation) -> None:
+def _check_data(directory: RunDirectory, built: Federation) -> None:
     """Remember what the federation is made of; refuse other data than those the run began with."""
     path = directory.path / FEDERATION
     if not path.exists():
-        write_json(path, {**made.problem.summary(), "checksums": made.checksums})
+        write_json(path, {**built.problem.summary(), "checksums": built.checksums})
         return
     known = read_json(path)["checksums"]
-    for name in sorted({*known, *made.checksums}):
-        if known.get(name) != made.checksums.get(name):
+    for name in sorted({*known, *built.checksums}):
+        if known.get(name) != built.checksums.get(name):
             raise InvalidInput(
                 f"the data have changed since the run in {directory.path} began: {name} has another checksum; "
                 "put the old file back, or start a new run"
@@ -248,7 +244,7 @@ def _check_data(directory: RunDirectory, made: Federation) -> None:
 
 @dataclass
 class _Worker:
-    """A process that carries out one run after another."""
+    """A process that executes one run after another."""
 
     process: subprocess.Popen[str]
     ready: bool = False  # it has said something
@@ -274,7 +270,7 @@ class _Worker:
 def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iterator[Update]:
     """Deal runs to worker processes; their news arrive as lines of JSON."""
     news: Queue[tuple[_Worker, dict[str, Any] | None]] = Queue()
-    workers = [_Worker(_started(threads or 1, jobs)) for _ in range(jobs)]
+    workers = [_Worker(_start_worker(threads or 1, jobs)) for _ in range(jobs)]
     for worker in workers:
         threading.Thread(target=worker.listen, args=(news,), daemon=True).start()
     waiting = list(paths)
@@ -296,10 +292,10 @@ def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iter
                 _hand_over(worker, waiting)
             yield update
     finally:
-        _stopped(workers)
+        _stop(workers)
 
 
-def _started(threads: int, jobs: int) -> subprocess.Popen[str]:
+def _start_worker(threads: int, jobs: int) -> subprocess.Popen[str]:
     return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
         [sys.executable, "-m", "undrift.experiments.runs.worker", str(jobs)],
         stdin=subprocess.PIPE,
@@ -317,7 +313,7 @@ def _hand_over(worker: _Worker, waiting: list[Path]) -> None:
         worker.tell(str(worker.run))
 
 
-def _stopped(workers: Sequence[_Worker]) -> None:
+def _stop(workers: Sequence[_Worker]) -> None:
     """End workers: those that are at a run finish its round and write a checkpoint, those that have not begun are killed."""
     for worker in workers:
         if worker.ready:

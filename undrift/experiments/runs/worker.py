@@ -1,4 +1,4 @@
-"""A process that carries out runs: told their directories on stdin, it writes news of them to stdout."""
+"""A process that executes runs: it reads their directories from stdin and writes news of them to stdout."""
 
 import json
 import os
@@ -11,7 +11,9 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, TextIO
 
-from undrift.experiments.runs.running import STOP, Update, one_run
+from undrift.experiments.config.federation import Federations
+from undrift.experiments.runs.directory import open_directory
+from undrift.experiments.runs.running import STOP, Update, run_one
 
 EVERY = 0.1  # seconds between news of a run
 
@@ -24,10 +26,11 @@ def main() -> None:
     busy = Event()
     Thread(target=_listen, args=(runs, busy), daemon=True).start()
     at_a_time = int(sys.argv[1]) if sys.argv[1:] else 1
+    federations = Federations()  # runs of one seed share theirs
     _tell(news, {"ready": True})
     try:
         while (path := runs.get()) is not None:
-            _one(path, busy, news, at_a_time)
+            _run(path, busy, news, at_a_time, federations)
     except KeyboardInterrupt:
         os._exit(130)
     except BrokenPipeError:
@@ -47,15 +50,16 @@ def _listen(runs: "Queue[Path | None]", busy: Event) -> None:
     os._exit(1)  # at once: a run may be stopped at any moment, and someone may want to resume it
 
 
-def _one(path: Path, busy: Event, news: TextIO, at_a_time: int) -> None:
-    told = 0.0
+def _run(path: Path, busy: Event, news: TextIO, at_a_time: int, federations: Federations) -> None:
+    last = 0.0
     try:
-        for update in one_run(path, at_a_time=at_a_time):
+        updates = run_one(open_directory(path), at_a_time=at_a_time, federations=federations)
+        for update in updates:
             if update.finished:
                 busy.clear()
-            if update.finished or monotonic() - told > EVERY:
+            if update.finished or monotonic() - last > EVERY:
                 _tell(news, {**asdict(update), "run": str(path)})
-                told = monotonic()
+                last = monotonic()
     except BrokenPipeError:
         raise
     except Exception as error:

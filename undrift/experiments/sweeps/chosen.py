@@ -7,7 +7,7 @@ from typing import Any
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.toml import as_words, described
+from undrift.experiments.config.toml import from_dict, to_dict
 from undrift.experiments.sweeps.plan import MethodSearch
 from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, Candidates, HyperValue, Range
 from undrift.local.settings import Geometric, Local
@@ -54,12 +54,12 @@ def averaging(local: Local, problem: Problem) -> float:
 
 def with_methods(experiment: Experiment, methods: Mapping[str, Mapping[str, Any]]) -> Experiment:
     """The experiment with these methods, by label, in place of its own."""
-    words = as_words(experiment)
+    words = to_dict(experiment)
     words.pop("algorithm", None)
     if experiment.baseline not in methods:
         words.pop("baseline", None)
     words["algorithms"] = {label: dict(method) for label, method in methods.items()}
-    return described(words)
+    return from_dict(words)
 
 
 def check_values(experiment: Experiment, search: MethodSearch, problem: Problem) -> Experiment:

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import METHODS
-from undrift.experiments.config.experiment import AlgorithmSection, LocalSection
+from undrift.experiments.config.experiment import AlgorithmSection
+from undrift.local.settings import Local
 
 GAMMA, UNDAMPENED = "gamma/(lr K)", "lr (1 - beta)"
 EXPRESSIONS = {GAMMA: ("gamma",), UNDAMPENED: ("beta",)}  # and the parameters a method needs for it
@@ -96,7 +97,7 @@ class Space:
 def check_choices(name: str, choices: Mapping[str, Candidates]) -> None:
     """Refuse a parameter that a method does not have."""
     own = list(signature(METHODS[name].make).parameters)
-    local = [f"local.{word}" for word in LocalSection.model_fields]
+    local = [f"local.{word}" for word in Local.__dataclass_fields__]
     possible = [e for e, needs in EXPRESSIONS.items() if all(word in own for word in needs)]
     for path in choices:
         part_of = path.partition(".")[0]  # schedule.eta, of a method that is made of another

@@ -20,7 +20,7 @@ import torch
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, federation
-from undrift.experiments.config.toml import as_toml, as_words, described
+from undrift.experiments.config.toml import Origin, from_dict, to_dict, to_toml
 from undrift.experiments.runs.files import lock, write_aside
 from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_methods
@@ -140,7 +140,7 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
 
 def _one_computation(sweep: Sweep, search: MethodSearch) -> bool:
     """Whether trials are known beforehand, followed to their end, and of a model that is faster together."""
-    engine = sweep.experiment.engine_choice
+    engine = sweep.experiment.engine
     name = engine if isinstance(engine, str) else engine.engine
     batched = next(iter(sweep.problems.values())).engine == "batched"
     possible = name in ("auto", "batched", "compiled") and not sweep.experiment.timed and batched
@@ -226,7 +226,7 @@ def open_sweep(directory: Path) -> tuple[Experiment, Plan]:
     try:
         words = tomllib.loads(path.read_text(encoding="utf-8"))
         space = space_from_dict(words["space"], "space")
-        return described(words["experiment"], str(path)), Plan(space, **words["sweep"])
+        return from_dict(words["experiment"], Origin(str(path))), Plan(space, **words["sweep"])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise InvalidInput(
             f"{path} cannot be used ({error}): start a new sweep with --out NEW"
@@ -241,7 +241,7 @@ def _words(sweep: Sweep) -> dict[str, Any]:
         "sweep": {name: value for name, value in settings.items() if value is not None},
         "space": space_to_dict(plan.space),
         "checksums": dict(sweep.checksums),
-        "experiment": as_words(sweep.experiment),
+        "experiment": to_dict(sweep.experiment),
     }
 
 
@@ -287,7 +287,7 @@ def _write(sweep: Sweep, directory: Path, done: Mapping[str, Sequence[TrialDone]
     write_aside(directory / TRIALS, _table(done, list(sweep.problems)).encode())
     best = best_experiment(sweep.experiment, done)
     if best is not None:
-        write_aside(directory / BEST, as_toml(best).encode())
+        write_aside(directory / BEST, to_toml(best).encode())
 
 
 def _table(done: Mapping[str, Sequence[TrialDone]], seeds: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from undrift.simulation.transport import RunPlan
 CLIENTS_ASKED = 1000  # clients asked in vain before the server waits
 
 
-class NextCohort(NamedTuple):
+class NextClient(NamedTuple):
     client: int
     drawn: int | None  # how often, where that is its weight
     until: float  # when it leaves
@@ -34,14 +34,14 @@ class ClientQueue:
         self.live.cohorts, self.live.taken = self.live.cohorts + 1, 0
         return len(self._cohort().clients)
 
-    def ask(self, wanted: int, stay: bool = False, thorough: bool = False) -> list[NextCohort]:
+    def ask(self, wanted: int, stay: bool = False, thorough: bool = False) -> list[NextClient]:
         """Clients that are there and free, at most so many.
 
         `stay`: of the cohort begun only.  `live.wake` becomes the moment at which one of those who are away comes back.
         """
         live, N = self.live, self.plan.problem.N
         live.wake = math.inf
-        found: list[NextCohort] = []
+        found: list[NextClient] = []
         asked: set[int] = set()
         idle = N - len(live.busy)
         tries = (
@@ -65,7 +65,7 @@ class ClientQueue:
             window = self.population.availability.window(self.plan.seed, client, live.time)
             if window[0] <= live.time:
                 found.append(
-                    NextCohort(client, draw.counts[place] if draw.counts else None, window[1])
+                    NextClient(client, draw.counts[place] if draw.counts else None, window[1])
                 )
             else:
                 live.wake = min(live.wake, window[0])

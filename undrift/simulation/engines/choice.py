@@ -248,11 +248,55 @@ def _repays(
     traceable: object = problem
     if not isinstance(traceable, Traceable) or not batchable:
         return False
+    seconds = gradient_seconds(choice, problem, rounds, participation, local)
+    return worth_compiling(seconds, choice.one_by_one)
+
+
+def gradient_seconds(
+    choice: EngineChoice, problem: Problem, rounds: int, participation: Participation, local: Local
+) -> float:
+    """How long the gradients of a run take uncompiled, estimated from their operations."""
     clients = min(choice.chunk, problem.N)
     steps = local.count(problem, Key(0, 1), range(clients))
     chunks = -(-cohort_size(problem, participation) // choice.chunk)
-    gradients = rounds * chunks * max(steps)
-    return worth_compiling(gradients * step_seconds(problem, clients, local), choice.one_by_one)
+    return rounds * chunks * max(steps) * step_seconds(problem, clients, local)
+
+
+def explain(
+    choice: EngineChoice,
+    problem: Problem,
+    *,
+    rounds: int,
+    participation: Participation,
+    local: Local,
+    engine: str | EngineChoice = "auto",
+) -> str:
+    """Why a run has this engine, in a sentence.
+
+    >>> import undrift as ud
+    >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
+    >>> run = {"rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=2)}
+    >>> explain(choose(problem, **run), problem, **run)
+    'clients are computed together; too short to repay compiling'
+    """
+    if engine != "auto":
+        return "as asked for"
+    prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
+    not_batched = problem.not_batched if isinstance(problem, PrefersEngine) else None
+    if not_batched:
+        return not_batched
+    layout = "clients are computed together"
+    if prefers == "sequential":
+        layout = "convolutions are faster client by client than in a batch over clients"
+    inner = choice.inner
+    seconds = gradient_seconds(inner, problem, rounds, participation, local)
+    saved = (SAVED_ONE_BY_ONE if inner.one_by_one else SAVED) * seconds
+    if inner.engine == "compiled":
+        return f"{layout}; compiling takes some seconds and saves about {saved:.0f}"
+    if saved < COMPILING_SECONDS:
+        return f"{layout}; too short to repay compiling"
+    missing = "no C++ compiler was found" if cpp_compiler() is None else "it cannot be compiled"
+    return f"{layout}; not compiled: {untested_torch() or missing}"
 
 
 def worth_compiling(seconds: float, one_by_one: bool) -> bool:
