@@ -31,6 +31,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
 
 
+def pytest_runtest_setup() -> None:
+    torch.set_num_threads(1)  # a command of the test before may have taken all
+
+
 def _fail_if_skipped(report: Any) -> Any:
     if "UNDRIFT_CI" in os.environ and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

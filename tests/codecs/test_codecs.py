@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 import undrift as ud
-from tests.core.everywhere import (
+from tests.support.everywhere import (
     ENGINES,
     N,
     every_engine,
     federation,
-    interpreted,  # noqa: F401
     models,
     other_engines,
     played,
-    refusals,  # noqa: F401
 )
 from tests.support.toy_problem import gap
 from undrift.codecs.codec import CODECS
@@ -87,7 +85,7 @@ def test_every_engine_has_the_same_trajectory(
     engine: str,
     codec: Any,
     algorithm: Any,
-    refusals: Any,  # noqa: F811
+    refusals: Any,
 ) -> None:
     reference = played(algorithm, "sequential", codec=codec)
     found = played(algorithm, engine, codec=codec)

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.core.everywhere import federation, models, played, refusals  # noqa: F401
+from tests.support.compiled import needs_compiler
+from tests.support.everywhere import federation, models, played
 from tests.support.toy_problem import gap
 from undrift.compiler import inductor, kernels
-from undrift.simulation.engines.choice import cpp_compiler
-
-needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler here")
 
 
 def network(*layers: nn.Module, shape: tuple[int, ...]) -> Any:
@@ -55,7 +53,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         found["hoisted"] += sum(node.name.startswith("ready_") for node in nodes)
         return lambda args: module(*args)
 
-    monkeypatch.setattr(inductor, "build", build)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     return found
 
 
@@ -109,7 +107,7 @@ def test_every_switch_has_a_case() -> None:
 def test_a_kernel_does_something_and_changes_nothing(
     name: str,
     traced: Counter[str],
-    refusals: Any,  # noqa: F811
+    refusals: Any,
 ) -> None:
     algorithm, make, with_it, without_it = CASES[name]
     problem = make()
@@ -144,7 +142,7 @@ def _must_not_be_called() -> Any:
     raise AssertionError("own products are switched off")
 
 
-def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> None:  # noqa: F811
+def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> None:
     problem = perceptron(4, 5)
     trials = [
         ud.Trial(ud.FedAvg(), problem, ud.Local(steps=3, batch=8, lr=lr), 0) for lr in (0.1, 0.2)
@@ -168,8 +166,9 @@ def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> No
     assert refusals() == []
 
 
+@pytest.mark.slow
 @needs_compiler
-def test_compiled_without_any_kernel(refusals: Any) -> None:  # noqa: F811
+def test_compiled_without_any_kernel(refusals: Any) -> None:
     """What TorchInductor makes of the plain step."""
     problem = network(nn.Linear(4, 3), shape=(4,))
     reference = models(played(ud.FedAvg(), "batched", problem, **SETTINGS))

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 import undrift as ud
-from tests.core.everywhere import (
+from tests.support.everywhere import (
     ENGINES,
     every_engine,
     federation,
-    interpreted,  # noqa: F401
     models,
     other_engines,
     played,
-    refusals,  # noqa: F401
 )
 from tests.support.toy_problem import gap
 
@@ -121,7 +119,7 @@ def test_every_engine_makes_the_steps_of_a_loop_in_numpy(
     name: str,
     unequal: bool,
     engine: str,
-    refusals: Any,  # noqa: F811
+    refusals: Any,
 ) -> None:
     steps = STEPS if unequal else [3] * N
     local = ud.Local(steps=steps if unequal else 3, lr=LR, **OPTIMISERS[name])
@@ -157,7 +155,7 @@ def test_sgd_by_name_has_the_same_bits(engine: str) -> None:
 def test_methods_with_states_and_an_own_optimiser(
     algorithm: Any,
     engine: str,
-    refusals: Any,  # noqa: F811
+    refusals: Any,
 ) -> None:
     local = ud.Local(steps=[4, 2, 3, 1, 5], batch=4, lr=0.05, optimiser=(adam, adam_update))
     found, reference = (

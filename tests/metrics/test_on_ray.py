@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import undrift as ud
-from tests.core.everywhere import N, federation, models, played
+from tests.support.everywhere import N, federation, models, played
 from tests.support.toy_problem import gap
 
 ray = pytest.importorskip("ray")
@@ -27,6 +27,7 @@ def variates(probe: ud.Probe) -> dict[str, Any]:
     return {"c_gap": (c.mean(0) - probe.server.c).norm(), "c_norm": c.norm(), "S": probe.cohort.S}
 
 
+@pytest.mark.slow
 def test_the_same_metrics_and_trajectory_as_in_this_process(cluster: None) -> None:
     problem = federation()
     settings: dict[str, Any] = {"metrics": ("test", variates), "codec": "fp16", "rounds": 3}

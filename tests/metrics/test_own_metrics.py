@@ -14,15 +14,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.core.everywhere import (
+from tests.support.everywhere import (
     N,
     every_engine,
     federation,
-    interpreted,  # noqa: F401
     models,
     other_engines,
     played,
-    refusals,  # noqa: F401
 )
 from undrift.metrics.registry import METRICS
 
@@ -48,7 +46,7 @@ def control_variates(probe: ud.Probe) -> dict[str, Any]:
 
 
 @other_engines
-def test_every_engine_records_the_same(engine: str, refusals: Any) -> None:  # noqa: F811
+def test_every_engine_records_the_same(engine: str, refusals: Any) -> None:
     ud.metric("cohort")(lambda probe: probe.cohort.weights.sum() * probe.cohort.S)  # pyright: ignore
     chosen = ("test", "gradient", "cohort", step_length, control_variates)
     expected = played(ud.Scaffold(), "sequential", metrics=chosen)
@@ -62,7 +60,7 @@ def test_every_engine_records_the_same(engine: str, refusals: Any) -> None:  # n
 
 
 @every_engine
-@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(), ud.FedHBM()], ids=repr)
+@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold()], ids=repr)
 def test_the_trajectory_does_not_know_of_metrics(engine: str, algorithm: Any) -> None:
     def everything(probe: ud.Probe) -> float:
         torch.rand(3)  # randomness of one's own is nobody else's

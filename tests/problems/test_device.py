@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.core.everywhere import federation, models, played
+from tests.support.everywhere import federation, models, played
 from tests.support.toy_problem import gap
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -122,7 +122,9 @@ class CodecWire:
 
 
 def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
-    """The wire for a codec, given by name or as an object, None if it changes nothing; raises InvalidInput if it does not do what a codec does.
+    """The wire for a codec, given by name or as an object; None if it changes nothing.
+
+    Raises InvalidInput for one that does not do what a codec does.
 
     >>> make_wire("fp16", torch.zeros(3)).codec
     Cast(dtype='float16')

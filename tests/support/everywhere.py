@@ -1,7 +1,5 @@
 """One small federation, and a run of it in every engine of this process."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from undrift.compiler import inductor
 
 N = 5
 ENGINES = ("sequential", "batched", "compiled", "events")
@@ -44,24 +41,3 @@ def played(algorithm: Any, engine: str, problem: Any = None, **more: Any) -> lis
 
 def models(rounds: list[ud.Round]) -> np.ndarray:
     return torch.stack([r.x for r in rounds]).numpy()
-
-
-@contextmanager
-def interpreting() -> Iterator[None]:
-    """Traced steps are run as traced: all of the compiled engine but the compiler, which takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inductor, "build", lambda graph, *_: lambda args: graph(*args))
-        yield
-
-
-@pytest.fixture
-def interpreted() -> Iterator[None]:
-    with interpreting():
-        yield
-
-
-@pytest.fixture
-def refusals(caplog: pytest.LogCaptureFixture) -> Any:
-    """What was not compiled, as it was logged."""
-    caplog.set_level("WARNING", logger="undrift")
-    return lambda: [r.getMessage() for r in caplog.records if "not compiled" in r.getMessage()]
