@@ -241,7 +241,9 @@ def test_fednova_normalises_by_what_a_linear_optimiser_makes_of_gradients(
 
 
 @pytest.mark.parametrize("algorithm", [ud.FedNova(), ud.FedNovaVR()], ids=repr)
-@pytest.mark.parametrize("optimiser", [(adam, adam_update), Nesterov(0.8, linear=False)], ids=str)
+@pytest.mark.parametrize(
+    "optimiser", [(adam, adam_update), Nesterov(0.8, linear=False)], ids=["adam", "nesterov"]
+)
 def test_fednova_refuses_others_in_words(algorithm: Any, optimiser: Any) -> None:
     message = "fednova.* normalises by what a linear optimiser makes of gradients: use 'sgd' or 'momentum' with it"
     with pytest.raises(ud.InvalidInput, match=message):
@@ -284,7 +286,6 @@ def fail(*given: Any) -> Any:
         ({"optimiser": nesterov(0.5), "momentum": 0.5}, "momentum belongs to optimiser='sgd' or 'momentum': a custom one"),
         ({"optimiser": "momentum", "momentum": 1.0}, r"momentum must lie in \[0, 1\), got 1.0"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_what_is_no_optimiser_is_refused_at_once(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ud.InvalidInput, match=f"(?s){message}"):
