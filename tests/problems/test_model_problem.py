@@ -248,7 +248,10 @@ def test_describe_and_plot(capsys: pytest.CaptureFixture[str]) -> None:
     problem = federation(clients=ud.Dirichlet(7, alpha=0))
     problem.describe()
     told = capsys.readouterr().out
-    assert "7 clients by Dirichlet(N=7, alpha=0, concentration" in told and "classes a client: 1.0 of 3" in told
+    assert (
+        "7 clients by Dirichlet(N=7, alpha=0, concentration" in told
+        and "classes a client: 1.0 of 3" in told
+    )
     h = problem.heterogeneity()
     assert h.divergence == pytest.approx(2 / 3, abs=0.05)
     assert federation().heterogeneity().divergence < 0.3  # pyright: ignore[reportOptionalOperand]
