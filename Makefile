@@ -2,14 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# one test after another to whoever is free, in the order of tests/conftest.py; a group stays together
+PYTEST := -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test test-torch check format clean bench bench-peers
+.PHONY: demo test test-fast test-torch check format clean bench bench-peers
 
 demo: .venv/installed  ## compare six methods on digits: a table and a report
 	$(BIN)/undrift run examples/digits.toml
 
 test: .venv/ready  ## all tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python $(PYTEST)
+
+test-fast: .venv/ready  ## all but those that take more than a few seconds
+	$(BIN)/python $(PYTEST) -m "not slow"
 
 # the oldest and the newest torch that pyproject.toml allows; each is a download of gigabytes
 TORCH ?= 2.12.0 2.15.0
@@ -20,8 +25,7 @@ test-torch:  ## the tests of engines and compiler with other versions of torch, 
 	  grep -v "^torch==" constraints.txt > .torch/$$version/constraints.txt; \
 	  $$bin/pip install --quiet --disable-pip-version-check -c .torch/$$version/constraints.txt \
 	    torch==$$version pytest pytest-xdist hypothesis -e ".[sweep]"; \
-	  $$bin/python -m pytest -n 2 --dist worksteal tests/compiler tests/simulation/engines tests/simulation/batched_runs \
-	    tests/algorithms; \
+	  $$bin/python $(PYTEST) tests/compiler tests/simulation/engines tests/simulation/batched_runs tests/algorithms; \
 	done
 
 check: .venv/ready  ## lint, format, types, layers

@@ -19,7 +19,7 @@ from benchmarks.peers.measuring import measured
 from benchmarks.peers.own import undrift
 from benchmarks.tables import show, summary, written
 from benchmarks.workloads import WORKLOADS
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 METHODS = ("scaffold", "scaffold-m", "fedhbm", "fedavg-m-vr", "scaffold-m-vr")
 Rounds = Iterator[Any]
@@ -85,7 +85,7 @@ def scaling(repetitions: int, seconds: float) -> dict[str, Any]:
         local = ud.Local(steps=6, batch=min(10, samples), lr=0.05)
         return ud.rounds(
             ud.Scaffold(), problem, rounds=10**6, participation=ud.Uniform(S), local=local,
-            engine=Choice("compiled", S), evaluate_every=10**9,
+            engine=EngineChoice("compiled", S), evaluate_every=10**9,
         )  # fmt: skip
 
     groups: dict[str, dict[str, Callable[[], Rounds]]] = {

@@ -18,10 +18,10 @@ import torch
 import undrift as ud
 from benchmarks.bench import interleaved
 from benchmarks.workloads import WORKLOADS, Workload
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 
-def row(w: Workload, problem: Any, method: str, choice: Choice) -> Iterator[Any]:
+def row(w: Workload, problem: Any, method: str, choice: EngineChoice) -> Iterator[Any]:
     return ud.rounds(ud.method(method), problem, rounds=10**6, engine=choice, **w.settings())
 
 
@@ -48,8 +48,8 @@ def main() -> None:
     (w,) = [w for w in WORKLOADS if w.name == told.workload]
     problem, workers = w.problem(), told.workers
     torch.set_num_threads(workers)
-    here = Choice("sequential", workers=workers)
-    away = Choice("ray", workers=workers, shards=workers, inside="sequential")
+    here = EngineChoice("sequential", workers=workers)
+    away = EngineChoice("ray", workers=workers, shards=workers, inside="sequential")
     for method in told.methods:
         rows = {"here": row(w, problem, method, here), "ray": row(w, problem, method, away)}
         times = interleaved(rows, told.rounds, seconds=10**6)

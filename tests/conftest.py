@@ -1,15 +1,56 @@
-"""Tests run side by side, so each keeps to one thread."""
+"""Tests run side by side, so each keeps to one thread; fast ones first, so that most mistakes show early."""
 
+import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.compiled import interpreted, refusals  # noqa: F401 (fixtures)
+from tests.support.real_data import cifar10  # noqa: F401 (a fixture)
 from undrift import cli
 
 torch.set_num_threads(1)
+
+
+# with UNDRIFT_CI set, whatever else is missing is a failure
+MAY_BE_MISSING = ("no CUDA", "no real data")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests, then slow ones; of these the groups first, which one worker must take as a whole."""
+
+    def order(item: pytest.Item) -> tuple[bool, bool]:
+        slow = item.get_closest_marker("slow") is not None
+        return slow, slow and item.get_closest_marker("xdist_group") is None
+
+    items.sort(key=order)
+
+
+def pytest_runtest_setup() -> None:
+    torch.set_num_threads(1)  # a command of the test before may have taken all
+
+
+def _fail_if_skipped(report: Any) -> Any:
+    if "UNDRIFT_CI" in os.environ and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(words in reason for words in MAY_BE_MISSING):
+            report.outcome, report.longrepr = "failed", f"{reason}: with UNDRIFT_CI it must run"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    return _fail_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    return _fail_if_skipped((yield))
 
 
 class Said:

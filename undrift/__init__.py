@@ -1,6 +1,9 @@
 """Undrift: federated optimisation on heterogeneous clients."""
 
-from undrift import algorithms, models
+import warnings
+from typing import Any
+
+from undrift import algorithms, models, theory
 from undrift.algorithms import *  # noqa: F403
 from undrift.codecs import codec
 from undrift.core.algorithm import Algorithm, Cohort, Exchange
@@ -34,7 +37,7 @@ from undrift.problems.model import ModelProblem
 from undrift.problems.quadratic import Quadratic
 from undrift.problems.synthetic import Synthetic
 from undrift.simulation.api import rounds, run
-from undrift.simulation.asynchronous.async_state import Timing, Visit
+from undrift.simulation.asynchronous.async_state import AsyncSnapshot, Timing, Visit
 from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, Synchronous
 from undrift.simulation.asynchronous.population import (
@@ -59,6 +62,7 @@ from undrift.simulation.results import Result, Round, State
 from undrift.version import __version__
 
 __all__ = [
+    "AsyncSnapshot",
     "__version__",
     "Algorithm",
     "Always",
@@ -135,5 +139,14 @@ __all__ = [
     "rounds",
     "run",
     "run_together",
+    "theory",
 ]
 __all__ += algorithms.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """Old names, until 0.2."""
+    if name != "Flight":
+        raise AttributeError(f"module 'undrift' has no attribute {name!r}")
+    warnings.warn("ud.Flight is now ud.AsyncSnapshot", DeprecationWarning, stacklevel=2)
+    return AsyncSnapshot

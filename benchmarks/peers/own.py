@@ -10,7 +10,7 @@ import undrift as ud
 from benchmarks import plain
 from benchmarks.peers.turns import Gate, work
 from benchmarks.workloads import DENSE, WORKLOADS, Workload
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 
 def undrift(
@@ -20,7 +20,7 @@ def undrift(
     settings = w.settings()
     engine: Any = "auto"
     if w.name in DENSE:
-        engine = Choice("compiled", w.cohort)
+        engine = EngineChoice("compiled", w.cohort)
     return ud.rounds(
         ud.method(method or w.method), problem, rounds=rounds, engine=engine, **settings
     )

@@ -1,6 +1,6 @@
 """The workloads in plain PyTorch, for peers that know nothing of Undrift: the same models, data and local training.
 
-`tests/test_peers.py` checks the models against `benchmarks.workloads`.
+`tests/benchmarks/test_peers.py` checks the models against `benchmarks.workloads`.
 """
 
 from collections.abc import Callable

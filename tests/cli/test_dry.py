@@ -11,7 +11,7 @@ from undrift.experiments.runs import estimate
 from undrift.experiments.runs.directory import create
 from undrift.experiments.runs.estimate import RunTiming, measure, measure_experiment
 from undrift.experiments.runs.running import resolve_engine
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 TIMING = RunTiming(start=2, compiler=8, setup=1, compiling=3, round=0.5, evaluation=0.25, bytes=1e6)
 
@@ -79,7 +79,7 @@ def test_every_method_is_measured_in_processes_side_by_side() -> None:
 
 def test_a_failure_of_a_measuring_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_OFFLINE", "1")
-    absent = experiment(data="gldv2").model_copy(update={"engine": Choice("batched")})
+    absent = experiment(data="gldv2").model_copy(update={"engine": EngineChoice("batched")})
     with pytest.raises(ud.InvalidInput, match="trying fedavg, ghbm failed: .*not on this machine"):
         measure_experiment(absent, jobs=1)
 
@@ -87,7 +87,7 @@ def test_a_failure_of_a_measuring_process_is_told(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("rounds", [1, 2, 30])
 def test_runs_of_any_length_can_be_measured(rounds: int, tmp_path: Path) -> None:
     one = experiment(rounds=rounds).single("ghbm", 0)
-    one = one.model_copy(update={"engine": Choice("batched", 10), "threads": 1})
+    one = one.model_copy(update={"engine": EngineChoice("batched", 10), "threads": 1})
     create(tmp_path, one, {})
     timing = measure(tmp_path, 2.0, 1, Federations())
     assert timing.start == 2.0 and timing.round > 0 and timing.bytes > 0

@@ -10,7 +10,7 @@ from undrift.cli.options import KEYS, define, make_experiment, option, option_ty
 from undrift.experiments.config import read
 from undrift.experiments.config.settings import engine_from_dict, engine_to_dict, local_from_dict
 from undrift.experiments.config.toml import to_toml
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 FEDAVG = '[algorithm]\nname = "fedavg"\n'
 
@@ -40,9 +40,9 @@ def test_keys_of_toml_are_the_fields_of_local() -> None:
 
 @pytest.mark.parametrize(
     "choice",
-    ["auto", "ray", Choice("batched", 7), Choice("compiled", 3, since=2), Choice("sequential", workers=2)],
+    ["auto", "ray", EngineChoice("batched", 7), EngineChoice("compiled", 3, since=2), EngineChoice("sequential", workers=2)],
 )  # fmt: skip
-def test_engines_can_be_written_and_read(choice: str | Choice) -> None:
+def test_engines_can_be_written_and_read(choice: str | EngineChoice) -> None:
     assert engine_from_dict(engine_to_dict(choice)) == choice
 
 

@@ -1,4 +1,4 @@
-"""A first contact: before round 1, all clients are sent x0 and answer with the mean of B minibatch gradients there.
+"""The initialisation round: before round 1, all clients are sent x0 and answer with the mean of B minibatch gradients there.
 
 A method that wants it defines `begin(server, mean, cohort)`, and `contact(down, client, work)` if its clients keep the
 answer.
@@ -34,7 +34,7 @@ def answer(self: Any, down: Hello, client: None, work: Work) -> tuple[Answer, No
 
 
 def after_contact(algorithm: Any, t: int) -> tuple[Exchange, ...]:
-    """The exchanges of a method with one exchange a round, after a first contact if its B is positive."""
+    """The exchanges of a method with one exchange a round, after an initialisation round if its B is positive."""
     if t > 0:
         return (usual(algorithm),)
     hello = Exchange(send_hello, algorithm.contact, algorithm.begin, to="everyone")

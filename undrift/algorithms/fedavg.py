@@ -1,7 +1,7 @@
 """FedAvg with one- or two-sided step sizes, and FedProx.
 
-FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017.  Two-sided step sizes: Sun, Wu, Zhang, Rush, Hu,
-Wu, AAAI 2024 (there "FedSGD", not McMahan's).  FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, as in
+FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, AISTATS 2017.  Two-sided step sizes: Sun, Wu, Huang, Zhang,
+AAAI 2024 (there "FedSGD", not McMahan's).  FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, as in
 Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, eqs. (15)-(21).
 
     y  <- y - eta_l [ grad F_i(y; xi) + mu (y - x) ]        K times from y = x        (FedAvg: mu = 0)

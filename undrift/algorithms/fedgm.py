@@ -1,6 +1,6 @@
 """FedGM: general server momentum, its named special cases, and its multistage form.
 
-Sun, Wu, Zhang, Rush, Hu, Wu, "On the Role of Server Momentum in Federated Learning", AAAI 2024, eqs. (2)-(3), Alg. 1-3.
+Sun, Wu, Huang, Zhang, "On the Role of Server Momentum in Federated Learning", AAAI 2024, eqs. (2)-(3), Alg. 1-3.
 
     Delta = mean_i (x - y_i)                            clients run FedAvg's local steps
     d  <- (1 - beta) Delta + beta d                     d = 0 at the start
@@ -9,11 +9,13 @@ Sun, Wu, Zhang, Rush, Hu, Wu, "On the Role of Server Momentum in Federated Learn
 It is QHM (Ma & Yarats, ICLR 2019) on the pseudo-gradient Delta; the special cases below are their conversions, each
 tested against its own form.  beta is the decay of a *dampened* average: Hsu's FedAvgM(lr, beta) is undampened, and
 equal to ours with eta = lr / (1 - beta).  For SNV and its relatives the server's model is the point where gradients are
-taken.  Multistage: eta falls and beta rises from stage to stage such that
+taken.  Multistage (Algorithm 3): stage s has eta_s, beta_s, nu_s for T_s rounds, d is carried over.  Any stages may be
+given; those that are derived satisfy constraint (3), which the analysis asks for:
 
-    W1 = eta_s beta_s nu_s / (1 - beta_s)   and   W2 = T_s eta_s   are the same in every stage;  d is carried over.
+    W1 = eta_s beta_s nu_s / (1 - beta_s)   and   W2 = T_s eta_s   are the same in every stage.
 """
 
+from dataclasses import replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -70,43 +72,77 @@ class Stage(NamedTuple):
 
 @algorithm("multistage-fedgm", SUN, local_momentum=True)
 class MultistageFedGM:
-    """FedGM in stages.  Give the step sizes eta, the total number of rounds T, and beta and nu of the first stage; the
-    lengths T_s and the betas follow from the constraint.  If betas or lengths are given they must satisfy it.
+    """FedGM in stages, each with its own eta, beta, nu and number of rounds.
+
+    eta      the stages' step sizes
+    beta     of every stage, or of the first: then constraint (3) gives the others
+    nu       of every stage, or one for all
+    lengths  the stages' rounds; by default constraint (3) divides T
+    T        rounds in all, by default those of the run
+    betas    the old name of a `beta` of every stage
 
     >>> [stage.rounds for stage in MultistageFedGM(eta=(2.0, 1.0, 0.5), T=1001, beta=0.7).stages]
     [143, 286, 572]
+    >>> MultistageFedGM(eta=(1.0, 0.1), beta=(0.9, 0.5), nu=(1.0, 0.7), lengths=(30, 10)).stages[1]
+    Stage(eta=0.1, beta=0.5, nu=0.7, rounds=10)
     """
 
     eta: tuple[float, ...] = (2.0, 1.0, 0.5)
-    T: int = hyper(default=1001, within="[1, inf)")
-    beta: float = hyper(default=0.7, within="[0, 1)")
-    nu: float = hyper(default=0.9, within="[0, 1]")
+    T: int | None = hyper(default=None, within="[1, inf)")
+    beta: float | tuple[float, ...] = 0.7
+    nu: float | tuple[float, ...] = 0.9
     betas: tuple[float, ...] | None = None
     lengths: tuple[int, ...] | None = None
 
     client, send, local = stateless, send_model, local_sgd
 
     def __post_init__(self) -> None:
+        name = "multistage-fedgm"
         if not isinstance(self.eta, tuple | list) or not self.eta:
             raise InvalidInput(
-                f"multistage-fedgm: eta lists the stages' step sizes, e.g. (2.0, 1.0, 0.5); got {self.eta!r}"
+                f"{name}: eta lists the stages' step sizes, e.g. (2.0, 1.0, 0.5); got {self.eta!r}"
             )
-        for eta_s in self.eta:
-            check_value("multistage-fedgm", "eta", eta_s, float, within="(0, inf)")
-        _check_stages(self.stages, given=self)
+        if self.lengths is not None and self.T is not None and sum(self.lengths) != self.T:
+            raise InvalidInput(
+                f"{name}: the lengths {tuple(self.lengths)} sum to {sum(self.lengths)}, T is {self.T}: "
+                "leave one of them out"
+            )
+        for word, within, values in (
+            ("eta", "(0, inf)", self.eta),
+            ("beta", "[0, 1)", _listed(self.beta if self.betas is None else self.betas)),
+            ("nu", "(-inf, inf)", _listed(self.nu)),
+        ):
+            for value in values:
+                check_value(name, word, value, float, within=within)
+        for value in self.lengths or ():
+            check_value(name, "a stage's length", value, int, within="[1, inf)")
+        if self.lengths is not None or self.T is not None:
+            _ = self.stages
+
+    def for_run(self, N: int, S: int, rounds: int) -> "MultistageFedGM":
+        known = self.lengths is not None or self.T is not None
+        return self if known else replace(self, T=rounds)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """eta, beta, nu and number of rounds of every stage."""
-        betas = self.betas or multistage_betas(self.eta, self.beta, self.nu)
-        lengths = self.lengths or multistage_lengths(self.eta, self.T)
-        if not len(betas) == len(lengths) == len(self.eta):
+        eta, nu = tuple(self.eta), _listed(self.nu)
+        nus = nu * len(eta) if len(nu) == 1 else nu
+        betas = _listed(self.beta if self.betas is None else self.betas)
+        if len(betas) == 1 and len(nus) == len(eta):
+            betas = multistage_betas(eta, betas[0], nus)
+        lengths = self.lengths or multistage_lengths(eta, self.T or 0)
+        if not len(betas) == len(nus) == len(lengths) == len(eta):
             raise InvalidInput(
-                f"multistage-fedgm: {len(self.eta)} step sizes, {len(betas)} betas and "
+                f"multistage-fedgm: {len(eta)} step sizes, {len(betas)} betas, {len(nus)} nus and "
                 f"{len(lengths)} lengths: give one of each for every stage"
             )
-        nus = [self.nu] * len(self.eta)
-        return tuple(Stage(*each) for each in zip(self.eta, betas, nus, lengths, strict=True))
+        if min(lengths) < 1:
+            raise InvalidInput(
+                f"multistage-fedgm: {sum(lengths)} rounds are too few for {len(eta)} stages with step sizes {eta}: "
+                f"their lengths would be {lengths}; give lengths"
+            )
+        return tuple(Stage(*each) for each in zip(eta, betas, nus, lengths, strict=True))
 
     def check(self, N: int, rounds: int) -> None:
         covered = sum(stage.rounds for stage in self.stages)
@@ -127,10 +163,15 @@ class MultistageFedGM:
         raise InvalidInput(f"multistage-fedgm: round {cohort.round} is after the last stage")
 
 
-def multistage_betas(eta: tuple[float, ...], beta: float, nu: float) -> tuple[float, ...]:
-    """The betas that keep W1 as it is in the first stage: beta_s = W1 / (W1 + eta_s nu)."""
-    W1 = eta[0] * beta * nu / (1 - beta)
-    return tuple(W1 / (W1 + eta_s * nu) if W1 else beta for eta_s in eta)
+def multistage_betas(
+    eta: tuple[float, ...], beta: float, nu: float | tuple[float, ...]
+) -> tuple[float, ...]:
+    """The betas that keep W1 as it is in the first stage: beta_s = W1 / (W1 + eta_s nu_s)."""
+    nus = nu if isinstance(nu, tuple) else (nu,) * len(eta)
+    W1 = eta[0] * beta * nus[0] / (1 - beta)
+    return tuple(
+        W1 / (W1 + eta_s * nu_s) if W1 else beta for eta_s, nu_s in zip(eta, nus, strict=True)
+    )
 
 
 def multistage_lengths(eta: tuple[float, ...], T: int) -> tuple[int, ...]:
@@ -140,32 +181,8 @@ def multistage_lengths(eta: tuple[float, ...], T: int) -> tuple[int, ...]:
     return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
 
 
-def _check_stages(stages: tuple[Stage, ...], given: MultistageFedGM) -> None:
-    """Explain what breaks the constraint, and what would satisfy it."""
-    name = "multistage-fedgm"
-    for stage in stages:
-        check_value(name, "beta", stage.beta, float, within="[0, 1)")
-        check_value(name, "a stage's length", stage.rounds, int, within="[1, inf)")
-    eta, beta = given.eta, [stage.beta for stage in stages]
-    if list(eta) != sorted(eta, reverse=True):
-        raise InvalidInput(f"{name}: eta must not rise from stage to stage, got {eta}")
-    if beta != sorted(beta):
-        raise InvalidInput(f"{name}: beta must not fall from stage to stage, got {tuple(beta)}")
-    W1 = [s.eta * s.beta * s.nu / (1 - s.beta) for s in stages]
-    if max(W1) - min(W1) > 1e-3 * max(W1):
-        right = ", ".join(f"{b:.4g}" for b in multistage_betas(eta, beta[0], given.nu))
-        got = ", ".join(f"{w:.4g}" for w in W1)
-        raise InvalidInput(
-            f"{name}: W1 = eta beta nu / (1 - beta) must be the same in every stage, got {got}; "
-            f"with beta = {beta[0]} in the first stage the betas are {right}"
-        )
-    right = multistage_lengths(eta, sum(s.rounds for s in stages))
-    if any(abs(s.rounds - T_s) > 1 for s, T_s in zip(stages, right, strict=True)):
-        got = ", ".join(f"{s.rounds * s.eta:.4g}" for s in stages)
-        raise InvalidInput(
-            f"{name}: W2 = T_s eta_s must be the same in every stage, got {got}; "
-            f"for {sum(right)} rounds in all the lengths are {right}"
-        )
+def _listed(values: float | tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, tuple | list) else (values,)
 
 
 @algorithm("autonomous-fedgm", SUN, local_momentum=True)
@@ -185,6 +202,11 @@ class AutonomousFedGM:
             raise InvalidInput(
                 f"autonomous-fedgm: schedule is a FedGM or a MultistageFedGM, got {self.schedule!r}"
             )
+
+    def for_run(self, N: int, S: int, rounds: int) -> "AutonomousFedGM":
+        schedule = self.schedule
+        staged = isinstance(schedule, MultistageFedGM)
+        return AutonomousFedGM(schedule.for_run(N, S, rounds)) if staged else self
 
     def check(self, N: int, rounds: int) -> None:
         if isinstance(self.schedule, MultistageFedGM):

@@ -19,6 +19,7 @@ The theory's Algorithm 3 is another method (errata 2): it averages gradients, no
     m  <- (1 - beta) m + beta (1/tau) sum of the last tau rounds' mean gradients;    x <- x - eta m,  eta = eta_l J
 """
 
+from dataclasses import replace
 from typing import Any
 
 from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
@@ -46,30 +47,35 @@ def window(server: Server, tau: int, warmup: str) -> Vec:
     return server.x - server.past[0] if known else 0 * server.x
 
 
+def tau_for_run(self: Any, N: int, S: int, rounds: int) -> Any:
+    """tau = "1/C" is the number of rounds in which all clients could come once, C = S/N of them a round (section 3.3)."""
+    return replace(self, tau=-(-N // S)) if self.tau == "1/C" else self
+
+
 @algorithm("ghbm", ZACCONE)
 class GHBM:
     """Clients feel the server's movement over the last tau rounds; they keep nothing."""
 
-    tau: int = hyper(default=10, within="[1, inf)")
+    tau: int | str = hyper(default=10, within="[1, inf)", among=("1/C",))
     beta: float = hyper(default=0.9, within="[0, 1]")
     eta: float = hyper(default=1.0, within="[0, inf)")
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
-    client = stateless
+    client, for_run = stateless, tau_for_run
 
     def server(self, x: Vec) -> Server:
         return Server(x, past=())
 
     def send(self, server: Server) -> MomentumDown:
-        return MomentumDown(server.x, m=window(server, self.tau, self.warmup))
+        return MomentumDown(server.x, m=window(server, int(self.tau), self.warmup))
 
     def local(self, down: MomentumDown, client: None, work: Work) -> tuple[Up, None]:
-        shift = self.beta / (self.tau * work.K) * down.m
+        shift = self.beta / (int(self.tau) * work.K) * down.m
         y = work.loop(lambda y: y - work.lr * work.grad(y) + shift, down.x)
         return Up(down.x - y), None
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
-        past = (*server.past, server.x)[-self.tau :]
+        past = (*server.past, server.x)[-int(self.tau) :]
         return Server(server.x - self.eta * mean.delta, past)
 
 
@@ -77,19 +83,19 @@ class GHBM:
 class GHBMServer:
     """The momentum of GHBM applied by the server alone (appendix C.8)."""
 
-    tau: int = hyper(default=10, within="[1, inf)")
+    tau: int | str = hyper(default=10, within="[1, inf)", among=("1/C",))
     beta: float = hyper(default=0.9, within="[0, 1]")
     eta: float = hyper(default=1.0, within="[0, inf)")
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
-    client, send, local = stateless, send_model, local_sgd
+    client, send, local, for_run = stateless, send_model, local_sgd, tau_for_run
 
     def server(self, x: Vec) -> Server:
         return Server(x, past=())
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
-        past = (*server.past, server.x)[-self.tau :]
-        shift = self.beta / self.tau * window(server, self.tau, self.warmup)
+        past = (*server.past, server.x)[-int(self.tau) :]
+        shift = self.beta / int(self.tau) * window(server, int(self.tau), self.warmup)
         return Server(server.x - self.eta * mean.delta + shift, past)
 
 
@@ -109,11 +115,11 @@ class Gradient:
 class GHBMTheory:
     """Algorithm 3, the one analysed: under cyclic participation as good as momentum with everyone."""
 
-    tau: int = hyper(default=10, within="[1, inf)")
+    tau: int | str = hyper(default=10, within="[1, inf)", among=("1/C",))
     beta: float = hyper(default=0.1, within="(0, 1]")
     eta: float | None = hyper(default=None, within="[0, inf)")
 
-    client = stateless
+    client, for_run = stateless, tau_for_run
 
     def server(self, x: Vec) -> TheoryServer:
         return TheoryServer(x, m=0 * x, past=())
@@ -127,8 +133,8 @@ class GHBMTheory:
         return Gradient((d - m) / self.beta), None
 
     def update(self, server: TheoryServer, mean: Gradient, cohort: Cohort) -> TheoryServer:
-        past = (*server.past, mean.g)[-self.tau :]
-        m = (1 - self.beta) * server.m + self.beta * sum(past) / self.tau
+        past = (*server.past, mean.g)[-int(self.tau) :]
+        m = (1 - self.beta) * server.m + self.beta * sum(past) / int(self.tau)
         eta = cohort.lr * cohort.K if self.eta is None else self.eta
         return TheoryServer(server.x - eta * m, m, past)
 
@@ -180,7 +186,7 @@ class LocalGHBM:
 
 @algorithm("fedhbm", ZACCONE)
 class FedHBM:
-    """Repels a client from its own last local model, anew at every step; FedAvg's traffic."""
+    """Repels a client from its own last local model, again at every step; FedAvg's traffic."""
 
     beta: float = hyper(default=1.0, within="[0, 1]")
     eta: float = hyper(default=1.0, within="[0, inf)")

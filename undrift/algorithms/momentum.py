@@ -14,7 +14,7 @@ Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and
 beta weighs the *fresh* gradient (beta = 1: FedAvg, SCAFFOLD), as FedCM's alpha does and unlike GHBM's beta.  gamma
 defaults to eta K, plain averaging.  The paper writes the new g as (x - y)/(eta K); it is the mean of the directions, which
 is defined for eta = 0 and unequal K as well.  `reparametrised` is the paper's other form, with eta^ = beta eta and
-g^ = g / beta: no beta before the fresh gradient.  B minibatches at x0 fill g or c_i in a first contact with all clients
+g^ = g / beta: no beta before the fresh gradient.  B minibatches at x0 fill g or c_i in an initialisation round with all clients
 (the VR forms need it; their theorems and SCAFFOLD-M's assume it).
 
 SCAFFOLD-M sends h = beta c + (1 - beta) g in place of two vectors, and up only c_i+ - c_i, from which the server has

@@ -10,7 +10,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020 (arXiv:1910.06378), Al
 
 Option II is printed with the signs of c_i and c exchanged (errata 1); the mean of the raw gradients, printed beside
 it, is what is meant and what we keep, also with eta_l = 0 or local momentum, where the way from x to y does not tell it.
-B > 0 starts c_i from B minibatches at x0, for all clients, in a first contact; otherwise c_i = 0.
+B > 0 starts c_i from B minibatches at x0, for all clients, in an initialisation round; otherwise c_i = 0.
 """
 
 from typing import Any

@@ -12,7 +12,7 @@ from undrift.core.errors import unknown
 from undrift.core.hyper import METHODS
 from undrift.data.registry import DATASETS
 from undrift.experiments.config.parts import PARTITIONS, SCHEMES, list_models
-from undrift.simulation.catalogue import Cost, catalogue
+from undrift.simulation.catalogue import MethodCost, catalogue
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
 
@@ -82,8 +82,8 @@ def _methods() -> None:
     _show(headings, map(_cells, catalogue()), right=numbers, whole=("paper",))
 
 
-def _cells(cost: Cost) -> list[str]:
-    spec, first = cost.spec, cost.first_contact
+def _cells(cost: MethodCost) -> list[str]:
+    spec, first = cost.spec, cost.initialisation
     full = f"and {cost.full_gradients} full gradient a round" if cost.full_gradients else ""
     remarks = (
         "all clients every round" if spec.everyone else "",

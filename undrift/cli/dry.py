@@ -11,7 +11,7 @@ from undrift.experiments.config.toml import to_toml
 from undrift.experiments.report.format import format_bytes, format_seconds
 from undrift.experiments.runs.estimate import estimate, measure_experiment, steps_of
 from undrift.experiments.runs.running import config_of, resolve_engine
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 from undrift.simulation.engines.choice import explain
 
 LOOKED_AT = 100  # rounds whose steps are shown
@@ -26,7 +26,7 @@ def show_plan(experiment: Experiment, jobs: int) -> None:
     config = config_of(first, federations.get(first, first.seeds[0]))
     federations.clear()
     problem, choice = config.problem, resolved.engine
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, EngineChoice)
     how = {"rounds": config.rounds, "participation": config.participation, "local": config.local}
     print(to_toml(experiment))
     print(f"# {problem.x0.numel():,} parameters, {problem.N:,} clients")

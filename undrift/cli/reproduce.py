@@ -23,7 +23,7 @@ from undrift.experiments.recipes.claims import (
 from undrift.experiments.recipes.recipe import (
     EXPECTED,
     RecipeRun,
-    Search,
+    RecipeSearch,
     find_recipe,
     list_recipes,
     read_recipe,
@@ -93,7 +93,7 @@ def _print_recipes() -> None:
         print(f"{name:24} {read_recipe(folder).about}")
 
 
-def run_search(search: Search, folder: Path, out: Path, quiet: bool) -> None:
+def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool) -> None:
     """Run a search, or what is left of it."""
     experiment = read(folder / search.experiment, _chosen_settings(search.take, out))
     if search.methods is not None:

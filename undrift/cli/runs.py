@@ -22,8 +22,7 @@ from undrift.experiments.runs.running import (
     run_experiment,
     set_workers,
 )
-from undrift.experiments.sweeps.sweeping import SWEEP
-from undrift.experiments.sweeps.sweeping import opened as open_sweep
+from undrift.experiments.sweeps.sweeping import SWEEP, open_sweep
 
 
 def run(
@@ -87,7 +86,7 @@ def resume(
     if (directory / SWEEP).exists():
         if rounds is not None or workers is not None:
             raise InvalidInput(
-                f"{directory} is a sweep, whose rounds and engine are part of it: sweep anew"
+                f"{directory} is a sweep, whose rounds and engine are part of it: start a new sweep"
             )
         return run_and_report(*open_sweep(directory), directory, quiet=quiet)
     whole = open_directory(directory)

@@ -17,7 +17,14 @@ from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.space import size_of
 from undrift.experiments.sweeps.spaces import space_of
-from undrift.experiments.sweeps.sweeping import BEST, Found, Sweep, carried_out, found, planned
+from undrift.experiments.sweeps.sweeping import (
+    BEST,
+    Sweep,
+    SweepResult,
+    continue_sweep,
+    plan_sweep,
+    read_results,
+)
 from undrift.experiments.sweeps.trial import TrialDone
 from undrift.metrics.quality import spread
 
@@ -115,17 +122,17 @@ def run_and_report(
 ) -> None:
     """Run a sweep, printing its trials and what was found."""
     console = make_console(quiet=quiet)
-    ready = planned(experiment, plan)
+    ready = plan_sweep(experiment, plan)
     for line in introduction(ready):
         console.print(line, markup=False, soft_wrap=True)
     try:
-        for trial in carried_out(ready, directory):
+        for trial in continue_sweep(ready, directory):
             console.print(_line(trial), markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         place = shlex.quote(str(directory))
         print(f"\nundrift: interrupted; `undrift resume {place}` goes on", file=sys.stderr)
         raise
-    results = found(ready, directory)
+    results = read_results(ready, directory)
     console.print(best_table(ready, results))
     for line in remarks(results):
         console.print(line, markup=False, soft_wrap=True)
@@ -145,7 +152,7 @@ def introduction(sweep: Sweep) -> Iterator[str]:
     else:
         data = "test data, as in the papers: --validate 0.1 holds out training data in their place"
     yield f"space {plan.space.name}: {plan.space.about}"
-    yield f"judged by {sweep.figure} on {data}; mean of the last {sweep.last} evaluated rounds"
+    yield f"judged by {sweep.metric} on {data}; mean of the last {sweep.last} evaluated rounds"
     budget = plan.trials or max(search.trials for search in sweep.searches)
     yield (
         f"every method: at most {budget} trials of {experiment.rounds} rounds with "
@@ -166,7 +173,7 @@ def introduction(sweep: Sweep) -> Iterator[str]:
 
 def _line(trial: TrialDone) -> str:
     ended = trial.outcome
-    said = f"{trial.figure} {ended.quality:.4f}" if ended.state == "done" else ended.state
+    said = f"{trial.metric} {ended.quality:.4f}" if ended.state == "done" else ended.state
     return f"{trial.label} {trial.number + 1}/{trial.of}: {shown(trial.chosen)}: {said}"
 
 
@@ -178,7 +185,7 @@ def shown(chosen: dict[str, object]) -> str:
     )
 
 
-def best_table(sweep: Sweep, results: Sequence[Found]) -> Table:
+def best_table(sweep: Sweep, results: Sequence[SweepResult]) -> Table:
     """The best of every method, and how its trials ended."""
     states = ["done", "pruned", "diverged"]
     if any(result.count("deserted") for result in results):
@@ -193,10 +200,10 @@ def best_table(sweep: Sweep, results: Sequence[Found]) -> Table:
             quality = f"{result.best.outcome.quality:.4f}{more}"
         counts = (str(result.count(state)) for state in states)
         rows.append([result.search.label, chosen, quality, *counts])
-    return make_table(["method", "best parameters", sweep.figure, *states], rows, right=states)
+    return make_table(["method", "best parameters", sweep.metric, *states], rows, right=states)
 
 
-def remarks(results: Sequence[Found]) -> Iterator[str]:
+def remarks(results: Sequence[SweepResult]) -> Iterator[str]:
     """What the reader should know before believing the table."""
     for result in results:
         label = result.search.label

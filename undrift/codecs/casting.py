@@ -39,18 +39,6 @@ class Cast:
         return payload.to(like.dtype)
 
 
-@codec("identity")
-@dataclass(frozen=True)
-class Identity:
-    """Vectors as they are."""
-
-    def encode(self, v: Tensor, random: Random) -> Tensor:
-        return v
-
-    def decode(self, payload: Tensor, like: Tensor) -> Tensor:
-        return payload
-
-
 @codec("fp16")
 def fp16() -> Cast:
     """Half precision: 2 bytes per number, 11 bits of precision, up to 65504."""

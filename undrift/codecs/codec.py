@@ -1,21 +1,22 @@
 """The codec's protocol, codecs by name, and the wire that puts one between clients and the server's sum."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, MethodFailure, first_line, unknown
-from undrift.core.hyper import made
+from undrift.core.hyper import build_method
 from undrift.core.records import check_records, children, map_leaves, record, tensors, with_children
-from undrift.core.rng import Distribution, Key
+from undrift.core.rng import Distribution, Key, Purpose
 from undrift.core.work import Solver, Work
 
 
 class Random(Protocol):
-    """`work.random`: numbers of the shape of `like`, keyed by client, so that every engine draws the same."""
+    """Numbers of the shape of `like`, keyed by client and round as `work.random` is, so that every engine draws the same."""
 
     def __call__(self, like: Tensor, distribution: Distribution = "normal") -> Tensor: ...
 
@@ -34,10 +35,10 @@ class Codec(Protocol):
 
 CODECS: dict[str, Callable[..., Codec]] = {}
 
-C = TypeVar("C", bound=Callable[..., Any])
+CodecT = TypeVar("CodecT", bound=Callable[..., Any])
 
 
-def codec(name: str) -> Callable[[C], C]:
+def codec(name: str) -> Callable[[CodecT], CodecT]:
     """Register a class, or a function that makes a codec, under a name for `codec=` and an experiment's `[codec]`.
 
     >>> @codec("sign")
@@ -51,7 +52,7 @@ def codec(name: str) -> Callable[[C], C]:
     True
     """
 
-    def register(make: C) -> C:
+    def register(make: CodecT) -> CodecT:
         known = CODECS.get(name)
         if known is not None and known.__qualname__ != make.__qualname__:
             raise InvalidInput(f"there is a codec {name!r} already: choose another name")
@@ -59,6 +60,29 @@ def codec(name: str) -> Callable[[C], C]:
         return make
 
     return register
+
+
+@codec("identity")
+@dataclass(frozen=True)
+class Identity:
+    """Vectors as they are."""
+
+    def encode(self, v: Tensor, random: Random) -> Tensor:
+        return v
+
+    def decode(self, payload: Tensor, like: Tensor) -> Tensor:
+        return payload
+
+
+def random_of(work: Work) -> Random:
+    """The codec's own random numbers: whatever else a visit draws, and in whichever engine, they are the same."""
+    calls = count()
+
+    def random(like: Tensor, distribution: Distribution = "normal") -> Tensor:
+        key = replace(work.key, loop=0)
+        return work.keyed_random(Purpose.CODEC, key, next(calls), like, distribution)
+
+    return random
 
 
 @record
@@ -79,10 +103,12 @@ class CodecWire:
         return state
 
     def encode(self, up: Any, client: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        random = random_of(work)
+
         def encode(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or leaf.shape[-1] != self.like.numel():
+            if not isinstance(leaf, Tensor) or leaf.shape[-1:] != self.like.shape:
                 return leaf
-            return Encoded(self.codec.encode(leaf, work.random))
+            return Encoded(self.codec.encode(leaf, random))
 
         return map_leaves(encode, up), client
 
@@ -96,7 +122,9 @@ class CodecWire:
 
 
 def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
-    """The wire for a codec, given by name or as an object; raises InvalidInput if it does not do what a codec does.
+    """The wire for a codec, given by name or as an object; None if it changes nothing.
+
+    Raises InvalidInput for one that does not do what a codec does.
 
     >>> make_wire("fp16", torch.zeros(3)).codec
     Cast(dtype='float16')
@@ -109,11 +137,13 @@ def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
     if isinstance(codec, str):
         if codec not in CODECS:
             raise unknown("codec", codec, CODECS)
-        codec = made(codec, CODECS[codec], {})
+        codec = build_method(codec, CODECS[codec], {})
     if isinstance(codec, type) or not isinstance(codec, Codec):
         raise InvalidInput(
             f"codec must be a name such as 'fp16' or an object with encode and decode, got {codec!r}"
         )
+    if isinstance(codec, Identity):
+        return None
     _try(codec, x)
     return CodecWire(codec, x)
 
@@ -121,9 +151,12 @@ def make_wire(codec: Any, x: Tensor) -> CodecWire | None:
 def _try(codec: Codec, x: Tensor) -> None:
     """Encode and decode something, alone and as one of two rows, before any work starts."""
     name = type(codec).__name__
-    values = torch.linspace(-1, 1, 2 * x.numel(), dtype=torch.float64).view(2, -1).to(x)
+    row = torch.linspace(-1, 0.9, x.numel(), dtype=torch.float64)
+    values = torch.stack([3 * row, row]).to(
+        x
+    )  # of another size, which shows in all reductions over both
     try:
-        both, alone = (_round_trip(codec, v, x) for v in (values, values[1]))
+        both, alone, again = (_round_trip(codec, v, x) for v in (values, values[1], values[1]))
     except Exception as error:
         raise InvalidInput(f"codec {name}: {type(error).__name__}: {first_line(error)}") from error
     for found, expected in ((both, values), (alone, values[1])):
@@ -138,6 +171,11 @@ def _try(codec: Codec, x: Tensor) -> None:
             )
         if not bool(found.isfinite().all()):
             raise InvalidInput(f"codec {name}: decode returned NaN or Inf for finite numbers")
+    if not torch.equal(alone, again):
+        raise InvalidInput(
+            f"codec {name}: the same vector is decoded otherwise a second time: draw random numbers with the `random` "
+            "that encode is given, so that they can be repeated"
+        )
     if not torch.allclose(both[1], alone, rtol=1e-5, atol=1e-6):
         raise InvalidInput(
             f"codec {name}: a client's vector is decoded otherwise beside another's than alone: use reductions over "
@@ -151,8 +189,11 @@ def _round_trip(codec: Codec, v: Tensor, like: Tensor) -> Any:
     single = v.dim() == 1
     clients = [1] if single else [0, 1]
     work = Work(problem, Solver(lr=1.0), clients, [1] * len(rows), Key(0, 1), single)
-    payload = codec.encode(v, work.random)
+    given = v.clone()
+    payload = codec.encode(given, random_of(work))
     check_records(payload)
+    if not torch.equal(given, v):
+        raise MethodFailure("encode must not change the vector that it is given")
     if not single and any(t.dim() == 0 or len(t) != 2 for t in tensors(payload)):
         raise MethodFailure("encode must return tensors with a row for every client")
     return codec.decode(payload, like)

@@ -57,7 +57,7 @@ def trace(
     # What a model holds besides its parameters, such as frozen layers, is a part of the program.
     settings: dict[str, Any] = {"shape_env": shape_env, "static_shapes": True}
     with FakeTensorMode(allow_non_fake_inputs=True, **settings) as mode:
-        # Each anew: a tensor that is given twice now may be two tensors the next time.
+        # Each on its own: a tensor that is given twice now may be two tensors the next time.
         arguments = [fake_like(t) for t in inputs]
         table = {**select_decomp_table(), **DECOMPOSITIONS}
         with_pooling = {op: way for op, way in table.items() if op not in pooling}
@@ -86,7 +86,7 @@ def eliminate_common_subexpressions(module: GraphModule) -> GraphModule:
     return GraphModule(module, fx_graph_cse(module.graph))
 
 
-def build(
+def compile_graph(
     module: GraphModule, mode: Any, operators: Sequence[Any]
 ) -> Callable[[list[Tensor]], Any]:
     """Machine code for a graph, from TorchInductor, which caches it on disk for later runs.

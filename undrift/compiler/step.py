@@ -18,7 +18,7 @@ from undrift.compiler.kernels.fuse_update import copy_if_overwritten, fuse, summ
 from undrift.compiler.kernels.gather import multiply_by_rows
 from undrift.compiler.kernels.hoist import hoist_invariants
 from undrift.compiler.kernels.products import outputs, summed_, weighted
-from undrift.compiler.kernels.shared_products import share, share_models
+from undrift.compiler.kernels.shared_products import share_models, share_products
 from undrift.compiler.kernels.small_products import write_small_products_as_loops
 from undrift.compiler.layout import Layout, split_nodes
 
@@ -51,9 +51,9 @@ def build_step(module: GraphModule, layout: Layout, carried: int, captured: int,
     graph = module.graph
     _write_as_batches(graph)
     if kernels.enabled("share-products"):
-        share(graph)
+        share_products(graph)
     on_cpu = value_of(graph.find_nodes(op="placeholder")[0]).device.type == "cpu"
-    if on_cpu and kernels.enabled("own-products"):
+    if on_cpu:
         multiply_by_rows(graph)
     if on_cpu and kernels.enabled("small-products"):
         write_small_products_as_loops(graph, fused_from=LARGE)
@@ -61,7 +61,8 @@ def build_step(module: GraphModule, layout: Layout, carried: int, captured: int,
     steady = graph.find_nodes(op="placeholder")[carried : carried + captured]
     prepare = hoist_invariants(module, steady, kernels.enabled("hoist"))
     return Step(
-        prepare, inductor.build(module, mode, (aten.baddbmm_.default, outputs, summed_, weighted))
+        prepare,
+        inductor.compile_graph(module, mode, (aten.baddbmm_.default, outputs, summed_, weighted)),
     )
 
 

@@ -17,7 +17,7 @@ Values: TypeAlias = Sequence[Tensor]
 Noise: TypeAlias = Callable[[Tensor], Tensor]
 
 MARGIN = 64  # times the effect of rounding: sums are taken in another order, products in another blocking
-ATTEMPTS = (
+VERIFY_ATTEMPTS = (
     3  # a single unit of a ReLU may fall on the other side of its kink; not three times in a row
 )
 
@@ -80,5 +80,5 @@ def scale_of(x0: Tensor) -> float:
 
 def attempts(x0: Tensor) -> Iterator[tuple[torch.Generator, float]]:
     """Keyed generators, and scales that shrink in case that a visit from far away does not stay finite."""
-    for number in range(ATTEMPTS):
+    for number in range(VERIFY_ATTEMPTS):
         yield torch.Generator().manual_seed(number), scale_of(x0) / 10**number

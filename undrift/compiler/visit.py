@@ -85,7 +85,7 @@ class Tracer:
         return call(x)
 
 
-Visit: TypeAlias = Callable[[Sequence[Tensor], Tracer], Sequence[Tensor]]
+VisitFunction: TypeAlias = Callable[[Sequence[Tensor], Tracer], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class CompiledVisit:
 
 
 def compile_visit(
-    visit: Visit,
+    visit: VisitFunction,
     inputs: Sequence[Tensor],
     minibatches: Sequence[Minibatch],
     layout: Layout,
@@ -357,7 +357,7 @@ class _Cutting:
             for old, new in [(old, copy_if_overwritten(graph, n, old, own)) for old, n in pairs]:
                 graph.call_function(aten.copy_.default, (old, new))
         _return(module, [total, *found])
-        return inductor.build(module, self.mode, ())
+        return inductor.compile_graph(module, self.mode, ())
 
 
 def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:

@@ -1,4 +1,11 @@
-"""What methods are written with: records, exchanges, hyper-parameters, and the work that a client is lent."""
+"""What methods are written with: records, exchanges, hyper-parameters, and the work that a client is lent.
+
+algorithm.py       the five functions of a method, Exchange, Cohort: read this first
+work.py            minibatches, gradients and the local loop of a visit      optimiser.py   client optimisers
+records.py         states and messages as trees of tensors                   hyper.py       methods by name
+rng.py             keyed randomness                                          errors.py      what can go wrong
+batched_scalar.py  numbers that differ between batched runs
+"""
 
 from undrift.core.algorithm import (
     Algorithm,

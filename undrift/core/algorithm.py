@@ -19,7 +19,7 @@ from torch import Tensor
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import unknown
-from undrift.core.rng import Distribution, Key, Purpose, draw
+from undrift.core.rng import Distribution, Key, Purpose, draw_numbers
 from undrift.core.work import Work
 
 Vec: TypeAlias = Tensor  # [D], or [S, D] for a cohort
@@ -53,7 +53,7 @@ class Cohort:
         if self.key is None:
             raise NotBatchable("it draws random numbers on the server, each run its own")
         rows = like.unsqueeze(0)
-        return draw(Purpose.SERVER, [self.key], [0], call, rows, distribution)[0]
+        return draw_numbers(Purpose.SERVER, [self.key], [0], call, rows, distribution)[0]
 
 
 class Wire(Protocol):
@@ -120,6 +120,15 @@ class ChecksRun(Protocol):
     """A method that raises InvalidInput for runs that it is not defined for."""
 
     def check(self, N: int, rounds: int) -> None: ...
+
+
+@runtime_checkable
+class DependsOnRun(Protocol):
+    """A method with a hyper-parameter that follows from the run: its number of rounds, or of clients in all and a round."""
+
+    def for_run(self, N: int, S: int, rounds: int) -> "Algorithm":
+        """The method with that hyper-parameter filled in."""
+        ...
 
 
 @runtime_checkable

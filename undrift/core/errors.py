@@ -26,7 +26,7 @@ class Diverged(Stopped):
 
 
 class Deserted(Stopped):
-    """In virtual time: nobody is under way and nobody will ever come again."""
+    """In virtual time: no client is at work and none will be available again."""
 
 
 class WorkersLost(RuntimeError):

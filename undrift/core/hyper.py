@@ -9,7 +9,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from undrift.core.errors import InvalidInput, unknown
 
-C = TypeVar("C")
+AlgorithmT = TypeVar("AlgorithmT")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ def hyper(*, default: Any = ..., within: str = "", among: tuple[Any, ...] = ()) 
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(hyper, field))
-def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[C]], type[C]]:
+def algorithm(
+    name: str, paper: str, **spec: bool
+) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
     """Make a class a method: a frozen dataclass of checked hyper-parameters, known by its name.
 
     >>> @algorithm("half-fedavg", "an example")
@@ -78,7 +80,7 @@ def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[C]], type[C
     'an example'
     """
 
-    def make(cls: type[C]) -> type[C]:
+    def make(cls: type[AlgorithmT]) -> type[AlgorithmT]:
         own = getattr(cls, "__post_init__", None)
 
         def check(self: Any) -> None:
@@ -104,10 +106,10 @@ def _check_free(name: str, made: Any) -> None:
         raise InvalidInput(f"there is a method {name!r} already: choose another name")
 
 
-def special_case(name: str, paper: str, of: Any) -> Callable[[C], C]:
+def special_case(name: str, paper: str, of: Any) -> Callable[[AlgorithmT], AlgorithmT]:
     """Register a function that returns a method with certain hyper-parameters, under a name of its own."""
 
-    def make(function: C) -> C:
+    def make(function: AlgorithmT) -> AlgorithmT:
         _check_free(name, function)
         spec = replace(of.spec, name=name, paper=paper)
         METHODS[name] = Entry(spec, function)  # pyright: ignore[reportArgumentType]
@@ -134,14 +136,19 @@ def check_value(
     """
     if value is None and default is None:
         return
-    if among and value not in among:
+    if among and value in among:
+        return
+    if among and not within:
         choices = ", ".join(map(repr, among))
         raise InvalidInput(f"{method}: {name} must be one of {choices}, got {value!r}")
     if within:
-        whole = type_ in (int, int | None)
+        whole = type_ in (int, int | None, int | str)
         if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             kind = "whole number" if whole else "number"
-            raise InvalidInput(f"{method}: {name} must be a {kind} in {within}, got {value!r}")
+            words = "".join(f" or {choice!r}" for choice in among)
+            raise InvalidInput(
+                f"{method}: {name} must be a {kind} in {within}{words}, got {value!r}"
+            )
         if not inside(float(value), within):
             raise InvalidInput(f"{method}: {name} must lie in {within}, got {value}")
 
@@ -158,10 +165,10 @@ def inside(value: float, interval: str) -> bool:
     return math.isfinite(value) and above and below
 
 
-def made(what: str, make: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+def build_method(what: str, make: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     """Call something with parameters that came from a file or a command line, named if they do not fit.
 
-    >>> made("fraction", lambda over, under=1: over / under, {"over": 1, "below": 2})
+    >>> build_method("fraction", lambda over, under=1: over / under, {"over": 1, "below": 2})
     Traceback (most recent call last):
     undrift.core.errors.InvalidInput: unknown parameter of fraction: 'below'. Known: over, under
     """
@@ -185,4 +192,4 @@ def method(name: str, **hyper_parameters: Any) -> Any:
     """
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    return made(name, METHODS[name].make, hyper_parameters)
+    return build_method(name, METHODS[name].make, hyper_parameters)

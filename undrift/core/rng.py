@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.errors import unknown
+
 Distribution: TypeAlias = Literal["normal", "uniform"]
 
 
@@ -33,6 +35,7 @@ class Purpose(IntEnum):
     PRESENCE = 11
     METHOD = 12  # what a method draws on clients
     SERVER = 13  # what it draws on the server
+    CODEC = 14  # what a codec draws on clients
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def stream(purpose: Purpose, key: Key, client: int = 0, call: int = 0) -> np.ran
     return mine.random
 
 
-def draw(
+def draw_numbers(
     purpose: Purpose,
     keys: Sequence[Key],
     clients: Sequence[int],
@@ -102,11 +105,13 @@ def draw(
 
     Every client's row comes from a stream of its own, so that it does not depend on who is computed beside it.
 
-    >>> rows = draw(Purpose.METHOD, [Key(0, 1)] * 2, [3, 4], 0, torch.zeros(2, 5), "normal")
-    >>> alone = draw(Purpose.METHOD, [Key(0, 1)], [4], 0, torch.zeros(1, 5), "normal")
+    >>> rows = draw_numbers(Purpose.METHOD, [Key(0, 1)] * 2, [3, 4], 0, torch.zeros(2, 5), "normal")
+    >>> alone = draw_numbers(Purpose.METHOD, [Key(0, 1)], [4], 0, torch.zeros(1, 5), "normal")
     >>> bool((rows[1] == alone[0]).all())
     True
     """
+    if distribution not in ("normal", "uniform"):
+        raise unknown("distribution", str(distribution), ("normal", "uniform"))
     rows = np.empty((len(clients), *like.shape[1:]))
     for row, key, client in zip(rows, keys, clients, strict=True):
         random = stream(purpose, key, client, call)

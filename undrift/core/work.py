@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift.core.batched_scalar import is_zero
 from undrift.core.optimiser import HeavyBall, Optimiser
-from undrift.core.rng import Distribution, Key, Purpose, draw
+from undrift.core.rng import Distribution, Key, Purpose, draw_numbers
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
@@ -157,12 +157,18 @@ class Work:
         They are keyed by seed, round, exchange, loop, step, client and how often the method has drawn before, so engines
         draw the same numbers and a resumed run repeats them.
         """
-        rounds = self.rounds or [self.key.round] * len(self.clients)
-        keys = [replace(self.key, round=t) for t in rounds]
         call = self._draws + (0 if self._k is None else (self._k + 1) << 16)
         self._draws += 1
+        return self.keyed_random(Purpose.METHOD, self.key, call, like, distribution)
+
+    def keyed_random(
+        self, purpose: Purpose, key: Key, call: int, like: Tensor, distribution: Distribution
+    ) -> Tensor:
+        """Random numbers with a row for each client of this visit, or with one client just its own."""
+        rounds = self.rounds or [key.round] * len(self.clients)
+        keys = [replace(key, round=t) for t in rounds]
         rows = like.unsqueeze(0) if self.single else like
-        drawn = draw(Purpose.METHOD, keys, self.clients, call, rows, distribution)
+        drawn = draw_numbers(purpose, keys, self.clients, call, rows, distribution)
         return drawn[0] if self.single else drawn
 
     @property

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import Any, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
@@ -43,6 +43,7 @@ class ClientIndices:
     starts: np.ndarray
     sizes: np.ndarray
     names: np.ndarray | None = None  # what the data call each client, where they do
+    partition: str = ""  # how samples were dealt, for descriptions
 
     @staticmethod
     def from_sizes(index: np.ndarray, sizes: Sequence[int] | np.ndarray) -> "ClientIndices":
@@ -90,7 +91,9 @@ def assign_clients(clients: Any, samples: Samples, seed: int = 0) -> ClientIndic
     if isinstance(clients, SupportsArray):
         return group_by_client(_check_names(np.asarray(clients), samples.n))
     if isinstance(clients, Partition) and not isinstance(clients, str):
-        return assign_clients(clients.split(samples, seed), samples)
+        return replace(
+            assign_clients(clients.split(samples, seed), samples), partition=repr(clients)
+        )
     if isinstance(clients, ClientIndices):
         return _check_indices(clients, samples.n)
     if not isinstance(clients, Sequence) or isinstance(clients, str) or not clients:

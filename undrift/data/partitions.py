@@ -10,17 +10,9 @@ from undrift.core.rng import Key, Purpose, generator
 from undrift.data.assignment import (
     ClientIndices,
     Samples,
-    assign_clients,
     group_by_client,
     partition,
 )
-from undrift.data.assignment import Partition as Partition
-
-# former names, until the packages that import them (and Partition) from here follow
-Parts = ClientIndices
-listed = ClientIndices.from_lists
-as_parts = assign_clients
-by_name = group_by_client
 
 RETRIES = 1000  # of a draw that leaves a client with too little, before it is called hopeless
 
@@ -49,14 +41,19 @@ class IID:
 
 @partition("dirichlet")
 class Dirichlet:
-    """Every client has its own mixture of classes, drawn from Dirichlet(alpha), and (nearly) the same number of samples.
+    """Every client has its own mixture of classes, drawn from a Dirichlet distribution, and (nearly) as many samples.
 
     Samples are taken from the classes' pools without replacement; a class that is used up leaves the mixtures (Hsu, Qi &
     Brown 2019; Zaccone et al. 2025).  Large alpha: IID.  alpha = 0: one class per client.
+
+    concentration   "alpha": Dir(alpha, ..., alpha), as most code has it
+                    "alpha*p": Dir(alpha p), p the classes' shares of the samples, as those papers print it: with C
+                    classes of one size, alpha/C each, so that alpha = 1 here is alpha = C there
     """
 
     N: int = hyper(within="[1, inf)")
     alpha: float = hyper(within="[0, inf)")
+    concentration: str = hyper(default="alpha", among=("alpha", "alpha*p"))
 
     def split(self, samples: Samples, seed: int) -> ClientIndices:
         _check_enough(samples.n, self.N)
@@ -64,8 +61,9 @@ class Dirichlet:
         pools = _shuffled_classes(samples, random, "Dirichlet")
         if self.alpha == 0:
             return _one_class_each(pools, self.N)
-        mixtures = random.dirichlet(np.full(len(pools), self.alpha), size=self.N)
         counts = np.array([len(pool) for pool in pools])
+        scale = 1.0 if self.concentration == "alpha" else counts / counts.sum()
+        mixtures = random.dirichlet(np.full(len(pools), self.alpha) * scale, size=self.N)
         lists, used = [], np.zeros_like(counts)
         for size, mixture in zip(_equal_sizes(samples.n, self.N), mixtures, strict=True):
             take = _draw_counts(int(size), mixture, counts - used, random)

@@ -76,7 +76,7 @@ def find(
     """
     path = locate(dataset, (file, *(alias.format(file) for alias in aliases)))
     if path is not None:
-        verify(path, known_hash)
+        verify_checksum(path, known_hash)
         return path
     if url is None:
         raise _missing(dataset, file, known_hash, hint)
@@ -93,7 +93,7 @@ def find(
     return target
 
 
-def verify(path: Path, known_hash: str | None) -> None:
+def verify_checksum(path: Path, known_hash: str | None) -> None:
     """Raise InvalidInput unless the file has the checksum that was published, if one was."""
     if known_hash is None:
         return
@@ -161,7 +161,7 @@ def _download(url: str, target: Path, known_hash: str | None) -> None:
         if promised is not None and partial.stat().st_size != int(promised):
             raise OSError(f"{partial.stat().st_size} of {promised} bytes arrived")
         try:
-            verify(partial, known_hash)
+            verify_checksum(partial, known_hash)
         except InvalidInput as error:  # the temporary name means nothing to the user
             raise InvalidInput(str(error).replace(str(partial), f"{url} (nothing kept)")) from None
         os.replace(partial, target)

@@ -3,18 +3,27 @@
     undrift.deploy.server_app(experiment)          the server's half as a Flower ServerApp
     undrift.deploy.client_app(experiment, data)    a node's half as a ClientApp
 
-Flower itself is known to two files only, apps.py and wire.py, and imported when an app is asked for.
+Only apps.py and flower.py import Flower, and only when an app is asked for.
+
+    apps.py, flower.py       Flower's apps, and Flower as a link that carries messages
+    serving.py               a deployed run, from the handshake to its last round
+    transport.py             nodes as a transport of synchronous rounds; async_transport.py: of a buffered server
+    node.py, state_store.py  a node's half, and its client states on disk
+    fleet.py                 which node is which client          messages.py        what travels
+    checks.py, faults.py     answers that are refused            compatibility.py   nodes that are refused
+    problems.py              the problem as each side knows it   settings.py        how a run is held together
+    project.py, keys.py      what `undrift deploy` writes
 """
 
 from typing import TYPE_CHECKING, Any
 
-from undrift.deploy.problems import share
+from undrift.deploy.problems import data_of_client
 from undrift.deploy.settings import Deployment
 
 if TYPE_CHECKING:
     from undrift.deploy.apps import client_app, server_app
 
-__all__ = ["Deployment", "client_app", "server_app", "share"]
+__all__ = ["Deployment", "client_app", "server_app", "data_of_client"]
 
 
 def __getattr__(name: str) -> Any:

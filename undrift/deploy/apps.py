@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from undrift.core.errors import InvalidInput
-from undrift.deploy.node import Reader, answered
+from undrift.deploy.node import ReadSamples, answer_request
 from undrift.deploy.serving import serve, single
 from undrift.deploy.settings import Deployment
 from undrift.experiments.config.experiment import Experiment
@@ -38,7 +38,7 @@ def server_app(experiment: Experiment) -> ServerApp:
     return app
 
 
-def client_app(experiment: Experiment, data: Reader | None = None) -> ClientApp:
+def client_app(experiment: Experiment, data: ReadSamples | None = None) -> ClientApp:
     """A ClientApp for one client's node, which has its name in its node config.
 
     `data(config)` reads the node's samples: (inputs, targets), or what ud.load gives.  Without it a node has the part of
@@ -57,7 +57,7 @@ def client_app(experiment: Experiment, data: Reader | None = None) -> ClientApp:
     def answer(message: Message, context: Context) -> Message:
         _talk()
         asked = from_records(message.content)
-        reply: Any = to_records(answered(experiment, context.node_config, data, asked))
+        reply: Any = to_records(answer_request(experiment, context.node_config, data, asked))
         return Message(reply, reply_to=message)
 
     return app

@@ -9,7 +9,7 @@ from undrift.core.errors import Deserted
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.deploy.messages import Envelope, Stamp, StateStamp
-from undrift.deploy.transport import Answers, FlowerTransport, StatesLost, restarted
+from undrift.deploy.transport import Answers, FlowerTransport, StatesLost, restart_client
 from undrift.simulation.aggregation import Reply, Traffic, send
 from undrift.simulation.asynchronous.buffered_rounds import Updates, discounts
 from undrift.simulation.asynchronous.policies import Buffer
@@ -21,7 +21,7 @@ from undrift.simulation.results import Round, State
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A client under way: on which model it works, and what it was asked."""
+    """A client at work: on which model it works, and what it was asked."""
 
     version: int
     weight: float
@@ -34,7 +34,7 @@ class Dispatched:
 class FlowerBuffer:
     """Nodes at work, and a buffer of their updates: an `AsyncTransport`.
 
-    What is under way when the server's process dies is asked again: no answer counts before it was used.
+    What is in flight when the server's process dies is asked again: no answer counts before it was used.
     """
 
     def __init__(self, nodes: FlowerTransport, policy: Buffer, state: State):
@@ -64,7 +64,7 @@ class FlowerBuffer:
                 continue
             if reply.kind == "lost" and not nodes.entangled:
                 nodes.faults.note(t, i, "lost its state and starts again")
-                self.out[i] = replace(out, request=restarted(out.request))
+                self.out[i] = replace(out, request=restart_client(out.request))
                 nodes.fleet.ask(i, self.out[i].request)
                 continue
             del self.out[i]
@@ -152,7 +152,7 @@ class FlowerBuffer:
         return Updates(participants, part)
 
     def recover(self, state: State, lost: Sequence[int], t: int) -> State:
-        """As with cohorts; whoever starts again is not under way any more."""
+        """As with cohorts; whoever starts again is not in flight any more."""
         nodes, clients = self.nodes, range(self.plan.problem.N)
         before = {i: nodes.stamp_of(i) for i in clients}
         nodes.fleet.forget(self.out)

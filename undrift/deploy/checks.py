@@ -10,7 +10,7 @@ from undrift.core.algorithm import Recounts
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import spec_of
 from undrift.core.records import rebuild
-from undrift.deploy.messages import Envelope, pack
+from undrift.deploy.messages import Envelope, pack_tensors
 
 
 class BadAnswer(Exception):
@@ -35,7 +35,7 @@ def read_answer(
     claimed = reply.header.get("visit")
     if claimed != visit:
         raise BadAnswer(_other_visit(claimed, visit))
-    _, expected = pack("up" if kind == "up" else "state", form)
+    _, expected = pack_tensors("up" if kind == "up" else "state", form)
     if set(reply.arrays) != set(expected):
         raise BadAnswer(f"sent {sorted(reply.arrays)}, not {sorted(expected)}")
     for name, like in expected.items():
@@ -66,10 +66,10 @@ def _other_visit(claimed: Any, visit: Mapping[str, Any]) -> str:
 
 
 def check_method(method: Any) -> None:
-    """Refuse a method whose clients could not come back after losing what they remember."""
+    """Refuse a method whose clients could not come back after losing their state."""
     spec = spec_of(method)
     if spec.adds_states and not isinstance(method, Recounts):
         raise InvalidInput(
             f"{spec.name} adds up clients' states, so on nodes, which may lose theirs, it needs a function "
-            "recount(server, mean, cohort): the server with its sum made anew from the mean of states"
+            "recount(server, mean, cohort): the server with its sum recomputed from the mean of states"
         )

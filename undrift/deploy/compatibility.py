@@ -1,4 +1,4 @@
-"""What the two sides tell each other at their first contact, and what must not differ."""
+"""What the two sides tell each other in the handshake, and what must not differ."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from undrift.problems.flat import FlatModel
 from undrift.version import __version__
 
 # Words of an experiment that are the business of one side alone.
-OWN = (
+MAY_DIFFER = (
     "name",
     "use",
     "rounds",
@@ -28,7 +28,7 @@ OWN = (
 
 def facts_of(experiment: Experiment, flat: FlatModel) -> dict[str, Any]:
     """One side's version, experiment and model."""
-    words = {key: value for key, value in to_dict(experiment).items() if key not in OWN}
+    words = {key: value for key, value in to_dict(experiment).items() if key not in MAY_DIFFER}
     parameters = [[name, list(shape)] for name, shape in zip(flat.names, flat.shapes, strict=True)]
     model = {"parameters": parameters, "dtype": str(flat.x0.dtype)}
     facts = {"undrift": __version__, "experiment": words, "model": model}

@@ -13,7 +13,7 @@ FAULTS = "faults.jsonl"
 
 
 class Faults:
-    """A line a fault.  Bad answers count: after so many a node is shut out, also in a run that is gone on with."""
+    """A line a fault.  Bad answers count: after so many a node is shut out, also in a run that is resumed."""
 
     def __init__(self, folder: Path, names: Sequence[str], most: int):
         path = folder / FAULTS

@@ -13,7 +13,7 @@ from undrift.deploy.settings import Deployment
 log = logging.getLogger("undrift")
 
 
-class Link(Protocol):
+class NodeLink(Protocol):
     """What carries parcels to nodes and back: Flower, or a test."""
 
     sent: int  # bytes, as the carrier counts them
@@ -66,7 +66,7 @@ class _Met:
 class Fleet:
     """Clients by number, whatever nodes they are at the moment."""
 
-    def __init__(self, link: Link, settings: Deployment, hello: Mapping[str, Any]):
+    def __init__(self, link: NodeLink, settings: Deployment, hello: Mapping[str, Any]):
         self.link, self.settings, self.hello = link, settings, hello
         self.names: tuple[str, ...] = ()  # once they are known
         self.samples: dict[str, int] = {}
@@ -78,10 +78,10 @@ class Fleet:
 
     # who is who
 
-    def first_contact(self, count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
+    def handshake(self, count: int, known: Mapping[str, int] | None = None) -> dict[str, int]:
         """Wait until all clients are there; their names and numbers of samples.
 
-        `known` are those of a run that is gone on with.  One that must be there and cannot is an error that says why.
+        `known` are those of a run that is resumed.  One that must be there and cannot is an error that says why.
         """
         self.samples = dict(known or {})
         expected = set(known or self.settings.names)

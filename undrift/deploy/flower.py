@@ -15,7 +15,7 @@ FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not tr
 
 
 def to_records(envelope: Envelope) -> RecordDict:
-    """A envelope as Flower's records: words as JSON, tensors as arrays."""
+    """An envelope as Flower's records: words as JSON, tensors as arrays."""
     words: Any = {"kind": envelope.kind, "header": json.dumps(envelope.header)}
     arrays = {name: Array(t.detach().cpu().numpy()) for name, t in envelope.arrays.items()}
     return RecordDict({"header": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
@@ -47,7 +47,7 @@ class FlowerLink:
 
     def send(self, node: int, envelope: Envelope) -> str:
         records = to_records(envelope)
-        self.sent += counted(records)
+        self.sent += count_bytes(records)
         kind = "train" if envelope.kind in ("work", "state") else "query"
         round = envelope.header.get("visit", {}).get("round", "")
         (ticket,) = self.grid.push_messages([Message(records, node, kind, group_id=str(round))])
@@ -63,7 +63,7 @@ class FlowerLink:
                 kind = "failed" if reply.error.code in FAILED else "absent"
                 yield ticket, Envelope(kind, {"reason": reply.error.reason})
                 continue
-            self.received += counted(reply.content)
+            self.received += count_bytes(reply.content)
             yield ticket, from_records(reply.content)
 
     def now(self) -> float:
@@ -73,6 +73,6 @@ class FlowerLink:
         time.sleep(seconds)
 
 
-def counted(records: RecordDict) -> int:
+def count_bytes(records: RecordDict) -> int:
     """The bytes of a message by Flower's own count."""
     return sum(record.count_bytes() for record in records.values())

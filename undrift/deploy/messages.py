@@ -20,7 +20,7 @@ class Stamp(NamedTuple):
     exchange: int
 
 
-NEVER = Stamp(0, 0)  # of a client that has not been visited, or starts again
+NOT_VISITED = Stamp(0, 0)  # of a client that has not been visited, or starts again
 
 
 @record
@@ -56,10 +56,10 @@ class Envelope:
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def pack(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
+def pack_tensors(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
     """A record as its shape, which JSON can hold, and its tensors by name.
 
-    >>> shape, arrays = pack("down", (torch.zeros(2), None))
+    >>> shape, arrays = pack_tensors("down", (torch.zeros(2), None))
     >>> list(arrays)
     ['down.0']
     """
@@ -67,7 +67,7 @@ def pack(name: str, message: Any) -> tuple[Any, dict[str, Tensor]]:
     return to_json(message, found, name), found
 
 
-def unpack(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
+def unpack_tensors(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
     """The record of a shape, made of the same classes as `like`."""
     return from_json(shape, arrays, classes_in([like]))
 

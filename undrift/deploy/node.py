@@ -19,20 +19,28 @@ from undrift.core.rng import Key
 from undrift.core.work import Work
 from undrift.data.registry import Data
 from undrift.deploy.compatibility import differences, facts_of
-from undrift.deploy.messages import NEVER, Envelope, Stamp, digest, pack, unpack
-from undrift.deploy.problems import as_client, share
+from undrift.deploy.messages import (
+    NOT_VISITED,
+    Envelope,
+    Stamp,
+    digest,
+    pack_tensors,
+    unpack_tensors,
+)
+from undrift.deploy.problems import as_client, data_of_client
 from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.runs.files import lock
 from undrift.problems.model import ModelProblem
+from undrift.simulation.checks import fit_to_run
 
 log = logging.getLogger("undrift")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 
 Config = Mapping[str, Any]  # what a SuperNode was started with: --node-config
-Samples = tuple[Tensor, Tensor]
-Reader = Callable[[Config], Data | Samples]
+InputsTargets = tuple[Tensor, Tensor]
+ReadSamples = Callable[[Config], Data | InputsTargets]
 
 
 class _Lost(Exception):
@@ -43,8 +51,8 @@ class _Lost(Exception):
         self.has = has
 
 
-def answered(
-    experiment: Experiment, config: Config, data: Reader | None, envelope: Envelope
+def answer_request(
+    experiment: Experiment, config: Config, data: ReadSamples | None, envelope: Envelope
 ) -> Envelope:
     """A node's answer; also of one that is none, since it was started without what a node needs."""
     try:
@@ -58,10 +66,10 @@ def answered(
 class Node:
     """One client.  `config` has its `name`; `state`, the folder for its states; `part`, if it has no data of its own.
 
-    A node keeps nothing in memory that matters: Flower makes it anew for every request.
+    A node keeps nothing in memory that matters: Flower makes a new one for every request.
     """
 
-    def __init__(self, experiment: Experiment, config: Config, data: Reader | None = None):
+    def __init__(self, experiment: Experiment, config: Config, data: ReadSamples | None = None):
         self.experiment, self.config = experiment, config
         self.name = _name(config)
         self.folder = Path(str(config.get("state", "~/.undrift/states"))).expanduser() / self.name
@@ -89,10 +97,10 @@ class Node:
             reason = f"{type(error).__name__}: {error}"
             return Envelope("failed", {"name": self.name, "reason": reason})
 
-    # first contact
+    # handshake
 
     def _hello(self, envelope: Envelope) -> Envelope:
-        """Who is here, and what stands against working together."""
+        """Who is here, and what speaks against working together."""
         told, reasons = envelope.header["told"], []
         facts: dict[str, Any] = {"name": self.name, "samples": 0}
         try:
@@ -118,7 +126,7 @@ class Node:
                 f"{self.name} has no data: give client_app(experiment, data) a function that reads them, or, to try "
                 "things out, say in --node-config which part of the experiment's own data it has, e.g. part=0"
             )
-        return share(self.experiment, config["part"])
+        return data_of_client(self.experiment, config["part"])
 
     def _data(self, told: Mapping[str, Any]) -> Data:
         """The node's samples, checked against what the server's model takes."""
@@ -162,8 +170,8 @@ class Node:
             problem = self._problem(words)
             state = self._stored(store, base, problem)
             up, new = self._visit(words, envelope.arrays, state, problem)
-            _, answer = pack("up", up)
-            store.put(now, pack("state", new)[1] | answer, {"request": asked})
+            _, answer = pack_tensors("up", up)
+            store.put(now, pack_tensors("state", new)[1] | answer, {"request": asked})
             kept = [s for s in store.stamps() if Stamp(*words["keep"]) <= s <= base]
             store.keep([*kept, now])
         return Envelope("up", {"visit": visit}, answer)
@@ -178,8 +186,10 @@ class Node:
         visit, number = words["visit"], words["visit"]["exchange"] - 1
         t = visit["round"]
         wire = make_wire(self.experiment.codec_choice, problem.x0)
-        exchange = replace(exchanges_of(self.method, t)[number], wire=wire)
-        down = unpack(words["down"], arrays, exchange.send(self.method.server(problem.x0)))
+        participation = self.experiment.participation.make()
+        method = fit_to_run(self.method, words["N"], participation, self.experiment.rounds)
+        exchange = replace(exchanges_of(method, t)[number], wire=wire)
+        down = unpack_tensors(words["down"], arrays, exchange.send(method.server(problem.x0)))
         key = Key(self.experiment.seeds[0], t, number)
         work = Work(
             problem, self.local.solver(t), [visit["client"]], [words["steps"]], key, single=True
@@ -187,22 +197,22 @@ class Node:
         return exchange.visit(down, state, work)
 
     def _state(self, envelope: Envelope) -> Envelope:
-        """The state itself, for a server that counts anew what it has lost count of."""
+        """The state itself, for a server that must recompute its sum of states."""
         words, visit = envelope.header, envelope.header["visit"]
         with lock(self._at(visit["run"])):
             store = ClientStateStore(self._at(visit["run"]))
             state = self._stored(store, Stamp(*visit["base"]), self._problem(words))
-        return Envelope("state", {"visit": visit}, pack("state", state)[1])
+        return Envelope("state", {"visit": visit}, pack_tensors("state", state)[1])
 
     def _stored(self, store: ClientStateStore, base: Stamp, problem: ModelProblem) -> Any:
-        """The state of a stamp; one that was never visited begins anew, and where there are no states none is lost."""
+        """The state of a stamp; one that was never visited begins with the initial state, and where there are no states none is lost."""
         fresh = self.method.client(problem.x0)
-        if base == NEVER or not tensors(fresh):
+        if base == NOT_VISITED or not tensors(fresh):
             return fresh
         found = store.get(base)
         if found is None:
             raise _Lost(store.stamps())
-        return unpack(pack("state", fresh)[0], found[0], fresh)
+        return unpack_tensors(pack_tensors("state", fresh)[0], found[0], fresh)
 
     def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Envelope:
         log.warning(

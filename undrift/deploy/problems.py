@@ -12,17 +12,17 @@ from undrift.core.algorithm import Exchange
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
 from undrift.core.work import Solver, Work
-from undrift.data.partitions import Parts
+from undrift.data.assignment import ClientIndices
 from undrift.data.registry import Data
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import data_of, federation, initial_model
 from undrift.experiments.config.parts import default_loss, infer_model_kwargs
 from undrift.problems.flat import FlatModel
-from undrift.problems.heterogeneity import summary
+from undrift.problems.heterogeneity import summarise_heterogeneity
 from undrift.problems.model import ModelProblem
 
 
-def share(experiment: Experiment, part: int) -> Data:
+def data_of_client(experiment: Experiment, part: int) -> Data:
     """The samples that client number `part` has in the simulation of an experiment: for trying things out."""
     problem, whole = federation(experiment, experiment.seeds[0]).problem, data_of(experiment)
     if not 0 <= part < problem.N:
@@ -43,7 +43,7 @@ def as_client(
         FlatModel(initial_model(experiment, experiment.seeds[0], told)),
         default_loss(data),
         *data.train,
-        Parts(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
+        ClientIndices(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
         None,
         np.full(N, 1 / N),
         data.prepare,
@@ -116,10 +116,10 @@ class Reported:
     def summary(self) -> dict[str, Any]:
         """What the federation is made of, as far as it is known here."""
         sizes = np.array(self.sizes)
-        parts = Parts(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
+        parts = ClientIndices(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
         about = {"clients": self.N, "samples": int(sizes.sum()), "names": list(self.names)}
         model = {"inputs": list(self.own.X.shape[1:]), "parameters": self.x0.numel()}
-        return about | model | summary(parts, None)
+        return about | model | summarise_heterogeneity(parts, None)
 
 
 class ShapeProbe:

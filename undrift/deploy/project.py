@@ -17,7 +17,7 @@ from undrift.version import __version__
 
 APP = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 
-SERVER = '''"""The server's half of the app."""
+SERVER_APP = '''"""The server's half of the app."""
 
 from pathlib import Path
 
@@ -32,12 +32,12 @@ CLIENT = '''"""A node's half of the app."""
 from pathlib import Path
 
 from undrift.experiments.config import read
-from undrift.deploy import client_app, share
+from undrift.deploy import client_app, data_of_client
 
 
 def data(node):
     """This node's samples, (inputs, targets); `node` is what it was started with, --node-config."""
-    return share(experiment, node["part"])  # for trying: replace by what reads your own
+    return data_of_client(experiment, node["part"])  # for trying: replace by what reads your own
 
 
 experiment = read(Path(__file__).with_name("experiment.toml"))
@@ -73,7 +73,7 @@ def write_app(
         folder / "LICENSE": _license(),
         folder / ".gitignore": "keys/\nruns/\nstates/\n",
         inside / "__init__.py": "",
-        inside / "server_app.py": SERVER,
+        inside / "server_app.py": SERVER_APP,
         inside / "client_app.py": CLIENT,
         inside / "experiment.toml": to_toml(_moved(experiment, inside)),
     }

@@ -1,4 +1,4 @@
-"""A deployed run from its first contact to its last round, in a run directory as a simulation's."""
+"""A deployed run from the handshake to its last round, in a run directory as a simulation's."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -17,8 +17,8 @@ from undrift.deploy.async_transport import FlowerBuffer
 from undrift.deploy.checks import check_method
 from undrift.deploy.compatibility import facts_of
 from undrift.deploy.faults import Faults
-from undrift.deploy.fleet import Fleet, Link
-from undrift.deploy.messages import NEVER, StateStamp
+from undrift.deploy.fleet import Fleet, NodeLink
+from undrift.deploy.messages import NOT_VISITED, StateStamp
 from undrift.deploy.problems import Reported, of_server
 from undrift.deploy.settings import Deployment
 from undrift.deploy.transport import FlowerTransport
@@ -41,9 +41,14 @@ from undrift.simulation.api import RunConfig
 from undrift.simulation.asynchronous.buffered_rounds import play_buffered_round
 from undrift.simulation.asynchronous.policies import Buffer, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Population
-from undrift.simulation.checks import check_first_records, check_fit, check_timed
+from undrift.simulation.checks import (
+    check_first_records,
+    check_method_fits_run,
+    check_timed,
+    fit_to_run,
+)
 from undrift.simulation.driver import play
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 from undrift.simulation.results import Round, State
 from undrift.simulation.transport import RunPlan
 
@@ -63,7 +68,7 @@ class Remote:
         return self.method.server(x)
 
     def client(self, x: Vec) -> StateStamp:
-        return StateStamp.of(NEVER, x)
+        return StateStamp.of(NOT_VISITED, x)
 
     def send(self, server: Any) -> Any:
         return self.method.send(server)
@@ -75,8 +80,8 @@ class Remote:
         return self.method.update(server, mean, cohort)
 
 
-def serve(experiment: Experiment, link: Link, settings: Deployment) -> Iterator[Round]:
-    """Every round of a deployed run, recorded; one that is in the directory already is gone on with."""
+def serve(experiment: Experiment, link: NodeLink, settings: Deployment) -> Iterator[Round]:
+    """Every round of a deployed run, recorded; one that is in the directory already is resumed."""
     experiment = single(experiment)
     folder = Path(settings.run_dir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,14 +103,14 @@ def single(experiment: Experiment) -> Experiment:
 
 
 def _serve(
-    experiment: Experiment, link: Link, settings: Deployment, folder: Path
+    experiment: Experiment, link: NodeLink, settings: Deployment, folder: Path
 ) -> Iterator[Round]:
     own, told = of_server(experiment)
     _directory(folder, experiment)
     known = read_json(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
     fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
     count = _count(experiment, settings, known)
-    samples = fleet.first_contact(count, known and known["clients"])
+    samples = fleet.handshake(count, known and known["clients"])
     if known is None:
         known = {"run": token_hex(8), "clients": samples}
         write_json(folder / DEPLOYMENT, known)
@@ -170,13 +175,14 @@ def _plan(experiment: Experiment, problem: Reported) -> tuple[RunPlan, ServerPol
     participation = experiment.participation.make()
     policy = experiment.server.make() if experiment.server else Synchronous()
     anyone: Any = problem
-    check_fit(method, anyone, experiment.rounds, participation, local)
+    method = fit_to_run(method, problem.N, participation, experiment.rounds)
+    check_method_fits_run(method, anyone, experiment.rounds, participation, local)
     check_timed(method, anyone, experiment.rounds, local, Population(), policy, seed)
     check_first_records(method, method.server(problem.x0))
     check_method(method)
     largest = float(np.max(problem.weights))
     wire = make_wire(experiment.codec_choice, problem.x0)
-    choice = Choice("sequential")
+    choice = EngineChoice("sequential")
     return RunPlan(method, anyone, participation, local, choice, seed, largest, wire), policy
 
 
@@ -196,7 +202,7 @@ def _rounds(
 class _Wire:
     """A line a round: the bytes that the carrier itself has counted, of all messages whatever became of them."""
 
-    def __init__(self, path: Path, link: Link):
+    def __init__(self, path: Path, link: NodeLink):
         path.touch()
         self.lines, self.link = Lines(path, path.stat().st_size), link
         self.sent, self.received = link.sent, link.received

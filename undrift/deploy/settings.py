@@ -12,9 +12,9 @@ from undrift.core.hyper import check_value
 class Deployment:
     """The words of `[tool.flwr.app.config]`, with dashes for underscores.
 
-    run_dir       where the server keeps the run; a run that is there is gone on with
+    run_dir       where the server keeps the run; a run that is there is resumed
     clients       the nodes' names, separated by commas; empty: the first so many that the experiment has clients
-    wait          seconds to wait for all of them at the first contact
+    wait          seconds to wait for all of them in the handshake
     again         seconds after which a request that nobody answered is sent once more
     norm_bound    the largest norm of an answer, all its vectors together; 0: no bound
     bad_replies   after so many a node is shut out for the rest of the run

@@ -28,7 +28,14 @@ from undrift.core.rng import Key
 from undrift.deploy.checks import BadAnswer, read_answer
 from undrift.deploy.faults import Faults
 from undrift.deploy.fleet import Fleet
-from undrift.deploy.messages import NEVER, Envelope, Stamp, StateStamp, pack, stamps_of
+from undrift.deploy.messages import (
+    NOT_VISITED,
+    Envelope,
+    Stamp,
+    StateStamp,
+    pack_tensors,
+    stamps_of,
+)
 from undrift.deploy.problems import form_of_answer
 from undrift.simulation.aggregation import (
     ClientResults,
@@ -240,7 +247,7 @@ class FlowerTransport:
                     continue
                 if reply.kind == "lost" and not self.entangled:
                     self.faults.note(t, i, "lost its state and starts again")
-                    requests[i] = restarted(requests[i])
+                    requests[i] = restart_client(requests[i])
                     self.fleet.ask(i, requests[i])
                     continue
                 waiting.discard(i)
@@ -270,7 +277,7 @@ class FlowerTransport:
 
     def request(self, down: Any, client: int, steps: int, key: Key) -> Envelope:
         """What a client is asked to do, and from which state."""
-        shape, arrays = pack("down", down)
+        shape, arrays = pack_tensors("down", down)
         header = self._header(client, Stamp(key.round, key.exchange + 1))
         return Envelope("work", {**header, "steps": steps, "down": shape}, arrays)
 
@@ -310,7 +317,7 @@ class FlowerTransport:
         """The oldest state of a client that might be asked for again; NEVER if that is not known, so all are kept."""
         oldest = self.oldest()
         known = self._past and self._past[0][0] == oldest
-        return self._past[0][1][client] if known else NEVER
+        return self._past[0][1][client] if known else NOT_VISITED
 
     # states that are lost
 
@@ -337,7 +344,7 @@ class FlowerTransport:
         }
         found, _ = self.collect(requests, fresh, t, self._patience, least=0)
         gone = [i for i in range(plan.problem.N) if i not in found.good]
-        self._start_again([i for i in gone if self.stamp_of(i) != NEVER], t)
+        self._start_again([i for i in gone if self.stamp_of(i) != NOT_VISITED], t)
         if not found.good:
             return algorithm.server(server.x)
         stamps = {i: StateStamp.of(self.stamp_of(i), x) for i in found.good}
@@ -352,13 +359,13 @@ class FlowerTransport:
             self.faults.note(
                 t, i, "starts again: its state is lost, or was not sent when asked for"
             )
-            row = map_tensors(as_row, StateStamp.of(NEVER, self.plan.problem.x0))
+            row = map_tensors(as_row, StateStamp.of(NOT_VISITED, self.plan.problem.x0))
             self.clients.scatter([i], row)
 
 
-def restarted(request: Envelope) -> Envelope:
+def restart_client(request: Envelope) -> Envelope:
     """The same request to a client that starts again."""
-    visit = {**request.header["visit"], "base": list(NEVER)}
+    visit = {**request.header["visit"], "base": list(NOT_VISITED)}
     return replace(request, header={**request.header, "visit": visit})
 
 

@@ -1,1 +1,8 @@
-"""Experiments: one configuration, run directories and checkpoints, sweeps, recipes, reports."""
+"""Experiments: what the commands are made of.  Each package imports only those above it.
+
+config    one experiment in TOML or Python
+runs      run directories, checkpoints, several runs at a time, loggers
+report    from run directories to a page, tables and plots
+sweeps    hyper-parameters chosen with equal budgets
+recipes   a paper's experiments, checked against its claims
+"""

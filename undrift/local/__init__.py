@@ -1,4 +1,4 @@
-"""How clients train between two messages: steps, minibatches, step sizes, optimisers."""
+"""How clients train between two messages: steps, minibatches, step sizes (settings.py), optimisers (optimisers.py)."""
 
 from undrift.local.settings import Geometric, Local
 

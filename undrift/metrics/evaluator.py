@@ -1,17 +1,32 @@
 """Which metrics a run records, and when."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput, MethodFailure, first_line, unknown
+from undrift.core.errors import InvalidInput, first_line, unknown
 from undrift.metrics.registry import METRICS, Metric, Probe
 from undrift.problems import Problem
 from undrift.problems.protocols import HasMetrics
 
 log = logging.getLogger("undrift")
+
+OWN = (  # what every recorded round has besides its metrics
+    "round",
+    "participants",
+    "clients",
+    "left_out",
+    "exchanges",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
+    "virtual_seconds",
+    "timing",
+)
 
 
 class Evaluator:
@@ -28,11 +43,20 @@ class Evaluator:
         self.of_model: list[str] | None = None  # the problem's default ones
         self.of_probe: dict[str, Metric] = {}
         self._left_out: set[str] = set()
-        self._evaluated = False
+        self._recorded: set[str] = set()  # by metrics of the model
         if metrics is not None:
             self._choose([metrics] if isinstance(metrics, str) or callable(metrics) else metrics)
 
+    @property
+    def first(self) -> int:
+        """The first evaluated round of a run, also of one that is resumed after it."""
+        return min(self.every, self.last)
+
     def _choose(self, metrics: Sequence[str | Metric]) -> None:
+        if not isinstance(metrics, Iterable):
+            raise InvalidInput(
+                f"metrics are names or functions of a ud.Probe, one or a list of them, got {metrics!r}"
+            )
         own = self.problem.metric_names if isinstance(self.problem, HasMetrics) else ("test",)
         self.of_model = []
         for each in metrics:
@@ -41,13 +65,19 @@ class Evaluator:
                     raise InvalidInput(
                         f"metrics are names or functions of a ud.Probe, got {each!r}"
                     )
-                self.of_probe[_name_of(each)] = each
+                self._add(_name_of(each), each)
             elif each in own:
                 self.of_model.append(each)
             elif each in METRICS:
-                self.of_probe[each] = METRICS[each]
+                self._add(each, METRICS[each])
             else:
                 raise unknown("metric", each, {*own, *METRICS})
+
+    def _add(self, name: str, function: Metric) -> None:
+        if self.of_probe.setdefault(name, function) is not function:
+            raise InvalidInput(
+                f"two metrics are called {name!r}: functions are recorded under their names, so give them different ones"
+            )
 
     def is_due(self, t: int) -> bool:
         """Whether round t is evaluated: every so many rounds, and the last."""
@@ -55,11 +85,13 @@ class Evaluator:
 
     def evaluate_model(self, x: Tensor) -> dict[str, float]:
         """The metrics of a model."""
-        if self.of_model is None or not isinstance(self.problem, HasMetrics):
-            return self.problem.evaluate(x) if self.of_model != [] else {}
         found: dict[str, float] = {}
-        for name in self.of_model:
-            found |= self.problem.evaluate_metric(name, x)
+        if self.of_model is None or not isinstance(self.problem, HasMetrics):
+            found = self.problem.evaluate(x) if self.of_model != [] else {}
+        else:
+            for name in self.of_model:
+                found |= self.problem.evaluate_metric(name, x)
+        self._recorded = {*found}
         return found
 
     def evaluate_probe(self, probe: Callable[[], Probe]) -> dict[str, float]:
@@ -72,17 +104,22 @@ class Evaluator:
             looked_at = probe()
             for name, function in self.of_probe.items():
                 if name not in self._left_out:
-                    found |= self._call(name, function, looked_at)
-        self._evaluated = True
+                    found |= self._call(name, function, looked_at, found)
         return found
 
-    def _call(self, name: str, function: Metric, probe: Probe) -> dict[str, float]:
+    def _call(
+        self, name: str, function: Metric, probe: Probe, others: Mapping[str, float]
+    ) -> dict[str, float]:
         try:
-            return _numbers(name, function(probe))
+            found = _numbers(name, function(probe))
+            for key in found:
+                if key in others or key in self._recorded or key in OWN:
+                    raise ValueError(f"{key!r} is recorded already: choose another name")
+            return found
         except Exception as error:
             what = f"round {probe.round}: metric {name!r} failed: {type(error).__name__}: {first_line(error)}"
-            if not self._evaluated:
-                raise MethodFailure(what) from error
+            if probe.round == self.first:
+                raise InvalidInput(f"{what}; mend it or leave it out of metrics") from error
             log.warning("%s; it is left out from here on", what)
             self._left_out.add(name)
             return {}
@@ -96,9 +133,17 @@ def _name_of(function: Any) -> str:
 def _numbers(name: str, value: Any) -> dict[str, float]:
     """What a metric returned, as numbers by name."""
     each = value if isinstance(value, Mapping) else {name: value}
+    return {str(key): _number(number) for key, number in each.items()}
+
+
+def _number(value: Any) -> float:
+    got = type(value).__name__
+    if isinstance(value, Tensor | np.ndarray):
+        got = f"{got} of shape {list(value.shape)}"
+        value = value.item() if math.prod(value.shape) == 1 else None
     try:
-        return {str(key): float(number) for key, number in each.items()}
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"a metric returns a number or a dict of numbers, got {type(value).__name__}"
-        ) from None
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise TypeError(f"a metric returns a number or a dict of numbers, got {got}") from None

@@ -8,13 +8,13 @@ HIGHER = ("accuracy", "auc", "f1", "precision", "recall", "score")
 LAST = 100  # rounds that the papers average over, at most
 
 
-def higher_is_better(figure: str) -> bool:
-    """Whether more of a figure is better: so with accuracies, not with losses, norms and distances.
+def higher_is_better(metric: str) -> bool:
+    """Whether more of a metric is better: so with accuracies, not with losses, norms and distances.
 
     >>> higher_is_better("client_accuracy_worst"), higher_is_better("grad_norm")
     (True, False)
     """
-    return any(word in figure.lower() for word in HIGHER)
+    return any(word in metric.lower() for word in HIGHER)
 
 
 def usual_last(evaluated: int) -> int:

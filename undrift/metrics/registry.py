@@ -42,10 +42,10 @@ def metric(name: str) -> Callable[[Metric], Metric]:
 
     It returns a number, which is recorded under the metric's name, or a dict of numbers by name.
 
-    >>> @metric("step-length")
+    >>> @metric("length-of-step")
     ... def step_length(probe: Probe) -> float:
     ...     return float((probe.x_after - probe.x_before).norm())
-    >>> METRICS.pop("step-length") is step_length
+    >>> METRICS.pop("length-of-step") is step_length
     True
     """
 

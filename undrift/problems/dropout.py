@@ -33,17 +33,17 @@ class KeyedDropout(nn.Module):
         self.calls += 1
         shape = x.shape[: x.dim() - self.shared] + (1,) * self.shared
         seed = self.seed + self.layer * 0x632BE5AB + self.calls * 0x2545F491
-        return x * (kept(seed, list(shape), self.p).to(x.dtype) / (1 - self.p))
+        return x * (draw_kept_units(seed, list(shape), self.p).to(x.dtype) / (1 - self.p))
 
 
 @torch.library.custom_op("undrift::kept", mutates_args=())
-def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
+def draw_kept_units(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     """Which units stay, `[*seed.shape, *shape]`: those whose hash of 24 bits, as a number in [0, 1), is not below p.
 
     The hash (two rounds of multiply and shift in 32 bits, each with half of the seed) is plain arithmetic, so that it can be
     computed for several clients at once, each with its own seed.  It is an operator of its own because a compiler must
     not look inside: TorchInductor bounds such products as if they were indices, and gets other units.  For it there is
-    `kept_compiled`.
+    `draw_kept_units_compiled`.
     """
     low, high = (half.to(torch.int32).unsqueeze(-1) for half in _halves(seed))
     z = _counters(math.prod(shape), seed.device) ^ low
@@ -54,7 +54,7 @@ def kept(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     return (z >= math.ceil(p * (1 << BITS))).view(*seed.shape, *shape)
 
 
-def kept_compiled(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
+def draw_kept_units_compiled(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     """The same for TorchInductor, in 64 bits, where no product of counters leaves its range."""
     low, high = ((half & WORD).unsqueeze(-1) for half in _halves(seed))
     z = (torch.arange(1, math.prod(shape) + 1, device=seed.device) * -0x61C88647 & WORD) ^ low
@@ -71,17 +71,17 @@ def _halves(seed: Tensor) -> tuple[Tensor, Tensor]:
     return mixed & WORD, mixed >> 32
 
 
-DECOMPOSITIONS[torch.ops.undrift.kept.default] = kept_compiled
+DECOMPOSITIONS[torch.ops.undrift.kept.default] = draw_kept_units_compiled
 
 
-@kept.register_fake
+@draw_kept_units.register_fake
 def _(seed: Tensor, shape: Sequence[int], p: float) -> Tensor:
     return torch.empty(*seed.shape, *shape, dtype=torch.bool, device=seed.device)
 
 
-@kept.register_vmap
+@draw_kept_units.register_vmap
 def _(info: Any, in_dims: Any, seed: Tensor, shape: Sequence[int], p: float) -> tuple[Tensor, int]:
-    return kept(seed.movedim(in_dims[0], 0), shape, p), 0
+    return draw_kept_units(seed.movedim(in_dims[0], 0), shape, p), 0
 
 
 @lru_cache(maxsize=16)
@@ -89,20 +89,20 @@ def _counters(units: int, device: torch.device) -> Tensor:
     return (torch.arange(units, device=device) + 1).to(torch.int32) * -0x61C88647
 
 
-SHARED = {
+SHARED_AXES = {
     nn.Dropout1d: 1,
     nn.Dropout2d: 2,
     nn.Dropout3d: 3,
 }  # dimensions that are dropped as one unit
 
 
-def keyed(module: nn.Module) -> list[KeyedDropout]:
+def with_keyed_dropout(module: nn.Module) -> list[KeyedDropout]:
     """Put keyed dropout in place of torch's, inside the module; returns the new layers."""
     layers: list[KeyedDropout] = []
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):  # a layer used twice is there twice
-            if isinstance(child, _DropoutNd) and type(child) in {nn.Dropout, *SHARED}:
-                layer = KeyedDropout(child.p, len(layers) + 1, SHARED.get(type(child), 0))
+            if isinstance(child, _DropoutNd) and type(child) in {nn.Dropout, *SHARED_AXES}:
+                layer = KeyedDropout(child.p, len(layers) + 1, SHARED_AXES.get(type(child), 0))
                 setattr(parent, name, layer)
                 layers.append(layer)
     return layers

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.compiler.kernels.dense import fast_layers
-from undrift.data.partitions import by_name
+from undrift.data.assignment import group_by_client
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
 
 EVALUATION_BATCH = 2048
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
-METRICS = ("test", "train", "clients", "gradient")
+MODEL_METRICS = ("test", "train", "clients", "gradient")
 
 
 def in_batches(n: int) -> list[slice]:
@@ -25,7 +25,7 @@ def in_batches(n: int) -> list[slice]:
 
 
 def evaluate(problem: "ModelProblem", name: str, x: Tensor) -> dict[str, float]:
-    """One of METRICS, of one model."""
+    """One of MODEL_METRICS, of one model."""
     if name == "test":
         return _quality(problem, x, *(problem.test or problem.held))
     if name == "train":
@@ -90,7 +90,7 @@ def _by_client(problem: "ModelProblem", x: Tensor) -> dict[str, float]:
         known = problem.test_clients >= 0
         if known.any():
             X, Y = problem.test[0][known], problem.test[1][known]
-            parts = by_name(problem.test_clients[known].numpy())
+            parts = group_by_client(problem.test_clients[known].numpy())
     found = [_quality(problem, x, X[part], Y[part]) for part in map(parts.of, range(parts.N))]
     metrics = _mean_and_worst("client_loss", [f["loss"] for f in found], worst="high")
     if "accuracy" in found[0]:

@@ -12,10 +12,11 @@ from torch.utils.data import Dataset
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
+from undrift.data.assignment import ClientIndices, Partition, Samples, assign_clients
 from undrift.data.augment import CropFlip
-from undrift.data.partitions import Natural, Partition, Parts, Samples, as_parts
+from undrift.data.partitions import Natural
 from undrift.data.registry import Data
-from undrift.problems.evaluation import METRICS
+from undrift.problems.evaluation import MODEL_METRICS
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import labels_of
 from undrift.problems.model import Loss, ModelProblem, Prepare
@@ -91,14 +92,14 @@ def federate(
         return X[:, number].numpy()
 
     samples = Samples(len(X), labels_of(Y), column, None if natural is None else natural.numpy())
-    parts = as_parts(clients, samples, seed)
+    parts = assign_clients(clients, samples, seed)
     if figures is not None:
         warnings.warn("federate: figures is now called metrics", DeprecationWarning, stacklevel=2)
         metrics = figures
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for name in names:
-        if name not in METRICS:
-            raise unknown("metric", name, METRICS)
+        if name not in MODEL_METRICS:
+            raise unknown("metric", name, MODEL_METRICS)
     flat = FlatModel(model, _device(device))
     place = flat.x0.device
     X, Y = X.to(place), Y.to(place)
@@ -140,7 +141,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     return found
 
 
-def _renumbered(test_clients: Tensor | None, parts: Parts) -> Tensor | None:
+def _renumbered(test_clients: Tensor | None, parts: ClientIndices) -> Tensor | None:
     """Whose the test samples are, in the numbers that clients have here; -1: of nobody who takes part."""
     if test_clients is None or parts.names is None:
         return test_clients

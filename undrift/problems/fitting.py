@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
 
 
-def check_fit(problem: "ModelProblem") -> bool:
+def check_model_fits_data(problem: "ModelProblem") -> bool:
     """Try model and loss on a few samples, and look what a training step does besides.
 
     Returns whether the model draws torch's random numbers, beside its nn.Dropout layers.

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from undrift.core.errors import InvalidInput
-from undrift.problems.dropout import keyed
+from undrift.problems.dropout import with_keyed_dropout
 
 
 class FlatModel:
@@ -29,7 +29,7 @@ class FlatModel:
                 )
         self.original = module
         self.template = deepcopy(module).to(device)
-        self.dropouts = keyed(self.template)
+        self.dropouts = with_keyed_dropout(self.template)
         named = [(n, p) for n, p in self.template.named_parameters() if p.requires_grad]
         if not named:
             raise InvalidInput("the model has no trainable parameters")

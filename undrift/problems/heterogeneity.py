@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from undrift.data.partitions import Parts
+from undrift.data.assignment import ClientIndices
 
 SHOWN = 100  # clients in a picture
 LOOKED_AT = 20_000  # clients in the metrics of labels; more are sampled evenly
@@ -42,7 +42,7 @@ class Heterogeneity:
         )
 
 
-def measured(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
+def measure_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> Heterogeneity:
     """The metrics of a partition."""
     sizes = parts.sizes
     smallest, median, largest = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
@@ -55,18 +55,18 @@ def measured(parts: Parts, labels: np.ndarray | None) -> Heterogeneity:
     return Heterogeneity(smallest, median, largest, len(whole), float(held), float(divergence))
 
 
-def summary(parts: Parts, labels: np.ndarray | None) -> dict[str, Any]:
+def summarise_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> dict[str, Any]:
     """What a picture needs, as JSON holds it: sizes, and the shares of labels of (at most a hundred) clients."""
     some = np.unique(np.linspace(0, parts.N - 1, min(parts.N, LOOKED_AT)).astype(int))
     shares = None
     if labels is not None:
         counts, _ = _histograms(parts, labels, SHOWN)
         shares = (counts / counts.sum(1, keepdims=True)).round(4).tolist()
-    metrics = asdict(measured(parts, labels))
+    metrics = asdict(measure_heterogeneity(parts, labels))
     return {"heterogeneity": metrics, "sizes": parts.sizes[some].tolist(), "label_shares": shares}
 
 
-def picture(parts: Parts, labels: np.ndarray | None) -> Any:
+def plot_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> Any:
     """A figure with the labels of (at most a hundred) clients, and the sizes of all."""
     import matplotlib.pyplot as plt  # here, because it is slow to import and seldom needed
 
@@ -88,7 +88,9 @@ def picture(parts: Parts, labels: np.ndarray | None) -> Any:
     return figure
 
 
-def _histograms(parts: Parts, labels: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _histograms(
+    parts: ClientIndices, labels: np.ndarray, most: int
+) -> tuple[np.ndarray, np.ndarray]:
     """How often each label occurs with each of (at most so many) clients, and in all."""
     _, codes = np.unique(labels, return_inverse=True)
     C = int(codes.max()) + 1

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift.core.rng import Key, Purpose, stream
+from undrift.data.assignment import ClientIndices
 from undrift.data.augment import CropFlip
-from undrift.data.partitions import Parts
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Source(NamedTuple):
     size: int
 
 
-def sources(parts: Parts, clients: Sequence[int], keys: Iterable[Key]) -> list[Source]:
+def sources(parts: ClientIndices, clients: Sequence[int], keys: Iterable[Key]) -> list[Source]:
     """Of these clients of a partition, each with its key."""
     begins, sizes = (each[list(clients)].tolist() for each in (parts.starts, parts.sizes))
     return list(map(Source, keys, clients, begins, sizes))
 
 
-def draw(
+def draw_minibatches(
     each: Sequence[Source],
     steps: Sequence[int],
     batch: int | None,

@@ -14,19 +14,19 @@ from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.core.rng import Key
+from undrift.data.assignment import ClientIndices
 from undrift.data.augment import CropFlip
-from undrift.data.partitions import Parts
-from undrift.problems.evaluation import METRICS, evaluate, in_batches
-from undrift.problems.fitting import check_fit
+from undrift.problems.evaluation import MODEL_METRICS, evaluate, in_batches
+from undrift.problems.fitting import check_model_fits_data
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import (
     Heterogeneity,
     labels_of,
-    measured,
-    picture,
-    summary,
+    measure_heterogeneity,
+    plot_heterogeneity,
+    summarise_heterogeneity,
 )
-from undrift.problems.minibatches import Minibatches, Source, draw, sources
+from undrift.problems.minibatches import Minibatches, Source, draw_minibatches, sources
 
 Loss = Callable[[Any, Tensor], Tensor]
 Prepare = Callable[[Tensor], Tensor]
@@ -46,7 +46,7 @@ class ModelProblem:
         loss: Loss,
         X: Tensor,
         Y: Tensor,
-        parts: Parts,
+        parts: ClientIndices,
         test: tuple[Tensor, Tensor] | None,
         weights: np.ndarray,
         prepare: Prepare | None,
@@ -59,7 +59,7 @@ class ModelProblem:
         self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
         self.index = torch.as_tensor(parts.index)
         self.x0 = flat.x0
-        self.hidden_randomness = check_fit(self)
+        self.hidden_randomness = check_model_fits_data(self)
 
     @property
     def N(self) -> int:
@@ -96,7 +96,7 @@ class ModelProblem:
         return self._draw(sources(self.parts, clients, keys), steps, batch)
 
     def _draw(self, each: Sequence[Source], steps: Sequence[int], batch: int | None) -> Minibatches:
-        return draw(each, steps, batch, self.seeded, self.augment, self._numbers)
+        return draw_minibatches(each, steps, batch, self.seeded, self.augment, self._numbers)
 
     def _numbers(self, positions: Tensor) -> Tensor:
         """The numbers of the samples at these positions of the index, where the data are."""
@@ -149,7 +149,7 @@ class ModelProblem:
             found.append(total)
         return found[0] if y.dim() == 1 else torch.stack(found)
 
-    metric_names = METRICS
+    metric_names = MODEL_METRICS
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -322,21 +322,27 @@ class ModelProblem:
 
     def heterogeneity(self) -> Heterogeneity:
         """How much clients differ, in numbers."""
-        return measured(self.parts, labels_of(self.Y))
+        return measure_heterogeneity(self.parts, labels_of(self.Y))
 
     def describe(self) -> None:
         """Print what the federation is made of."""
         samples = f"{len(self.held[0]):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
-        print(f"{self.N:,} clients, {samples}\n{self.heterogeneity()}")
+        how = f" by {self.parts.partition}" if self.parts.partition else ""
+        print(f"{self.N:,} clients{how}, {samples}\n{self.heterogeneity()}")
 
     def summary(self) -> dict[str, Any]:
         """What the federation is made of, as JSON holds it."""
-        about = {"clients": self.N, "samples": len(self.held[0]), "inputs": list(self.X.shape[1:])}
-        return about | {"parameters": self.x0.numel()} | summary(self.parts, labels_of(self.Y))
+        about: dict[str, Any] = {"clients": self.N, "partition": self.parts.partition}
+        about |= {"samples": len(self.held[0]), "inputs": list(self.X.shape[1:])}
+        return (
+            about
+            | {"parameters": self.x0.numel()}
+            | summarise_heterogeneity(self.parts, labels_of(self.Y))
+        )
 
     def plot(self) -> Any:
         """A matplotlib figure: the labels of each client, and the sizes."""
-        return picture(self.parts, labels_of(self.Y))
+        return plot_heterogeneity(self.parts, labels_of(self.Y))
 
     # how it is computed
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from undrift.codecs import Codec, make_wire
+from undrift.compiler import kernels
 from undrift.core.algorithm import Algorithm
 from undrift.core.errors import InvalidInput, Stopped
 from undrift.local import Local
@@ -21,14 +22,15 @@ from undrift.simulation.asynchronous.policies import Buffer, ServerPolicy, Synch
 from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.checks import (
     check_first_records,
-    check_fit,
     check_kinds,
+    check_method_fits_run,
     check_numbers,
     check_timed,
+    fit_to_run,
 )
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import play
-from undrift.simulation.engines import Choice, choose
+from undrift.simulation.engines import EngineChoice, choose
 from undrift.simulation.participation import Everyone, Participation
 from undrift.simulation.results import Best, Result, Round, State, better
 from undrift.simulation.transport import InProcess, RunPlan, Transport
@@ -45,7 +47,7 @@ class RunConfig:
     rounds: int
     participation: Participation = Everyone()
     local: Local = Local()
-    engine: str | Choice = "auto"
+    engine: str | EngineChoice = "auto"
     seed: int = 0
     x0: Tensor | None = None
     chunk: int | None = None
@@ -90,7 +92,9 @@ class PreparedRun:
         state = fresh if start is None else _resumed(start, fresh, config.rounds, policy)
         if policy is not None:
             population = config.population or Population()
-            return events.play(plan, population, policy, state, self.evaluator, config.rounds)
+            return events.play_events(
+                plan, population, policy, state, self.evaluator, config.rounds
+            )
         return self._play_synchronously(state)
 
     def _play_synchronously(self, state: State) -> Iterator[Round]:
@@ -105,7 +109,9 @@ def prepare(config: RunConfig) -> PreparedRun:
     algorithm, problem, local = config.algorithm, config.problem, config.local
     check_kinds(algorithm, problem, config.participation, local)
     check_numbers(config.rounds, config.seed, config.chunk, config.evaluate_every)
-    check_fit(algorithm, problem, config.rounds, config.participation, local)
+    algorithm = fit_to_run(algorithm, problem.N, config.participation, config.rounds)
+    config = replace(config, algorithm=algorithm)
+    check_method_fits_run(algorithm, problem, config.rounds, config.participation, local)
     policy = _policy(config)
     if policy is not None:
         population = config.population or Population()
@@ -122,28 +128,32 @@ def prepare(config: RunConfig) -> PreparedRun:
     return PreparedRun(config, plan, evaluator)
 
 
-def choose_engine(config: RunConfig) -> Choice:
+def choose_engine(config: RunConfig) -> EngineChoice:
     """The engine of a run; it is logged at INFO."""
     engine, chunk, workers = config.engine, config.chunk, config.workers
-    if isinstance(engine, Choice) and (chunk is not None or workers is not None):
-        raise InvalidInput("a Choice has chunk and workers of its own: give one or the other")
+    if isinstance(engine, EngineChoice) and (chunk is not None or workers is not None):
+        raise InvalidInput(
+            "an EngineChoice has chunk and workers of its own: give one or the other"
+        )
     policy = _policy(config)
     if policy is not None:
         engine = events.inner_engine(engine, config.population or Population(), config.problem)
     how: dict[str, Any] = {
         "rounds": config.rounds, "participation": config.participation, "local": config.local
     }  # fmt: skip
-    if engine == "ray" or (isinstance(engine, Choice) and engine.engine == "ray"):
+    if engine == "ray" or (isinstance(engine, EngineChoice) and engine.engine == "ray"):
         from undrift.simulation.ray.choice import choose_on_ray  # Ray need not be installed
 
-        asked = engine if isinstance(engine, Choice) else Choice("ray", workers=workers)
+        asked = engine if isinstance(engine, EngineChoice) else EngineChoice("ray", workers=workers)
         choice = choose_on_ray(config.problem, asked, chunk, **how)
     else:
         concurrency = policy.at_work if isinstance(policy, Buffer) else None
         choice = choose(
             config.problem, engine=engine, chunk=chunk, workers=workers, concurrency=concurrency, **how
         )  # fmt: skip
-    if not isinstance(config.engine, Choice):
+    if "compiled" in (choice.engine, choice.inside):
+        kernels.switched_off()  # refuses switches that are not there
+    if not isinstance(config.engine, EngineChoice):
         log.info("engine: %s", choice)
     return choice
 
@@ -171,7 +181,7 @@ def run(
     rounds: int,
     participation: Participation | None = None,
     local: Local | None = None,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     seed: int = 0,
     x0: Tensor | None = None,
     chunk: int | None = None,
@@ -187,7 +197,7 @@ def run(
 
     participation    who takes part in a round, all clients by default: ud.Uniform(10), ...
     local            how clients train, one epoch by default: ud.Local(steps=10, batch=32, lr=0.1)
-    engine           "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the Choice of an earlier run;
+    engine           "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the EngineChoice of an earlier run;
                      "events": in virtual time, see docs/asynchrony.md; "auto" means it if population or server is given
     seed             decides cohorts, minibatches and all other randomness
     x0               where to start, the problem's own by default
@@ -218,7 +228,7 @@ def rounds(
     rounds: int,
     participation: Participation | None = None,
     local: Local | None = None,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     seed: int = 0,
     x0: Tensor | None = None,
     chunk: int | None = None,
@@ -302,5 +312,5 @@ def _resumed(
     if state.in_flight is not None and policy is None:
         raise InvalidInput("start is of a run in virtual time: resume it with engine='events'")
     if events.has_visits(state.in_flight) and not isinstance(policy, Buffer):
-        raise InvalidInput("start has clients under way: resume it with server=ud.Buffer(...)")
+        raise InvalidInput("start has visits in flight: resume it with server=ud.Buffer(...)")
     return replace(state, clients=state.clients.copy())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import Cohort, exchanges_of
+from undrift.core.algorithm import Cohort, DependsOnRun, exchanges_of
 from undrift.core.hyper import METHODS, Spec
 from undrift.core.records import nbytes, tensors
 from undrift.core.rng import Key
@@ -26,13 +26,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class MethodCost:
     """Of one visit, in multiples of the model: a pair (down, up) for every exchange of a round."""
 
     spec: Spec
     keeps: float  # by a client between visits
     traffic: list[tuple[float, float]]
-    first_contact: list[tuple[float, float]]
+    initialisation: list[tuple[float, float]]
     gradients: float  # on minibatches, a local step
     full_gradients: int  # in the round that has most of them
     one_walks: bool  # the last exchange is with one client only
@@ -60,13 +60,15 @@ class _Counting:
         return y - 1
 
 
-def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
-    """Play a first contact and two rounds with one client and look at what crosses the wire.
+def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost:
+    """Play an initialisation round and two rounds with one client and look at what crosses the wire.
 
     >>> import undrift as ud
     >>> measure(ud.GHBM.spec, ud.GHBM()).traffic
     [(2.0, 1.0)]
     """
+    if isinstance(algorithm, DependsOnRun):
+        algorithm = algorithm.for_run(N=1, S=1, rounds=1000)
     counting = _Counting(D)
     problem: Problem = counting  # pyright: ignore[reportAssignmentType]
     model = nbytes(counting.x0)
@@ -91,10 +93,10 @@ def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Cost:
             restarts = restarts or (t > 0 and to == "everyone")
         full_gradients = max(full_gradients, counting.full_gradients)
     walks = to == "one"
-    return Cost(spec, keeps, seen[2], seen[0], gradients, full_gradients, walks, restarts)
+    return MethodCost(spec, keeps, seen[2], seen[0], gradients, full_gradients, walks, restarts)
 
 
-def catalogue() -> list[Cost]:
+def catalogue() -> list[MethodCost]:
     """Every method with its default hyper-parameters, by name.
 
     >>> [cost.spec.name for cost in catalogue()][:2]

@@ -7,17 +7,25 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core.algorithm import Algorithm, ChecksRun, MayNeedEqualSteps, exchanges_of
+from undrift.core.algorithm import (
+    Algorithm,
+    ChecksRun,
+    DependsOnRun,
+    MayNeedEqualSteps,
+    exchanges_of,
+)
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value, spec_of
+from undrift.core.optimiser import HeavyBall
 from undrift.core.records import check_records, children
 from undrift.core.rng import Key
+from undrift.local.optimisers import try_optimiser
 from undrift.local.settings import Geometric, Local
 from undrift.problems import Problem
 from undrift.simulation.asynchronous.async_state import course
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Dropout, Population
-from undrift.simulation.participation import Everyone, Participation, Weighted
+from undrift.simulation.participation import Everyone, Participation, Weighted, expected_size
 
 LUCK = 10.0  # standard deviations: a visit is luckier less than once in 10^22
 
@@ -54,7 +62,16 @@ def check_first_records(algorithm: Algorithm, server: Any) -> None:
         raise InvalidInput(f"{name}: the server's record needs a field x, the model")
 
 
-def check_fit(
+def fit_to_run(
+    algorithm: Algorithm, N: int, participation: Participation, rounds: int
+) -> Algorithm:
+    """The method with hyper-parameters that follow from the run (all rounds, clients per round) filled in."""
+    if not isinstance(algorithm, DependsOnRun):
+        return algorithm
+    return algorithm.for_run(N, expected_size(participation, N), rounds)
+
+
+def check_method_fits_run(
     algorithm: Algorithm, problem: Problem, rounds: int, participation: Participation, local: Local
 ) -> None:
     """Refuse what a method is not defined for."""
@@ -83,6 +100,8 @@ def check_fit(
         raise InvalidInput(
             f"{spec.name} normalises by what a linear optimiser makes of gradients: use 'sgd' or 'momentum' with it"
         )
+    if optimiser is not None and not isinstance(optimiser, HeavyBall):
+        try_optimiser(optimiser, problem.x0)
 
 
 def needs_equal_steps(algorithm: Algorithm) -> bool:

@@ -90,7 +90,7 @@ class ClientStates:
         return torch.tensor([self._rows.get(i, 0) for i in clients], dtype=torch.int64)
 
     def scatter(self, clients: Sequence[int], states: Any) -> None:
-        """Remember these states, one row a client."""
+        """Store these states, one row per client."""
         if not self._tables or len(clients) == 0:
             return
         for i in clients:
@@ -102,7 +102,7 @@ class ClientStates:
             table[rows.to(table.device)] = new
 
     def scatter_all(self, states: States) -> None:
-        """Remember the states of several groups of clients."""
+        """Store the states of several groups of clients."""
         for clients, each in states:
             self.scatter(clients, each)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral
 from typing import Protocol, TypeAlias
 
@@ -66,16 +67,27 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Cyclic:
-    """S clients after another, in the order of their numbers, round and round (GHBM, Assumption 4.3)."""
+    """S clients after another, round and round, in an order that the seed draws once (GHBM, Assumption 4.3).
+
+    With `shuffle=False` they come in the order of their numbers, which partitions often give by class.  Every client takes
+    part once in each period of N/S rounds; if S does not divide N, a cohort may hold the end of one pass and the beginning
+    of the next: at least once in any ceil(N/S) rounds, and once in each pass over the clients.
+
+    >>> [Cyclic(2, shuffle=False).draw(0, t, [1.0] * 5).clients for t in (1, 2, 3)]
+    [(0, 1), (2, 3), (0, 4)]
+    """
 
     S: int
+    shuffle: bool = True
 
     def check(self, N: int, rounds: int) -> None:
         _at_most(self.S, N, "Cyclic")
+        check_value("Cyclic", "shuffle", self.shuffle, bool)
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         first, N = (round - 1) * self.S, len(weights)
-        return Draw(tuple(sorted((first + j) % N for j in range(self.S))))
+        order = _permutation(seed, N) if self.shuffle else range(N)
+        return Draw(tuple(sorted(order[(first + j) % N] for j in range(self.S))))
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,25 @@ class Fixed:
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         return Draw(tuple(sorted(int(i) for i in self.cohorts[round - 1])))
+
+
+def expected_size(participation: Participation, N: int) -> int:
+    """How many of N clients take part in a round on average, at least one.
+
+    >>> expected_size(Bernoulli(0.1), 50), expected_size(Everyone(), 7), expected_size(Uniform(3), 7)
+    (5, 7, 3)
+    """
+    if isinstance(participation, Bernoulli):
+        return max(1, round(participation.q * N))
+    if isinstance(participation, Fixed):
+        return max(1, round(np.mean([len(cohort) for cohort in participation.cohorts])))
+    return participation.S if isinstance(participation, Uniform | Cyclic | Weighted) else N
+
+
+@lru_cache(8)
+def _permutation(seed: int, N: int) -> tuple[int, ...]:
+    """The order of a run's clients: that of round 0, which has no cohort of its own."""
+    return tuple(stream(Purpose.COHORT, Key(seed, 0)).permutation(N).tolist())
 
 
 def _at_most(S: int, N: int, name: str) -> None:

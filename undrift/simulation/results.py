@@ -1,6 +1,7 @@
 """What a run yields and leaves: rounds, its state, its result."""
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ class Recordable(Protocol):
 class State:
     """All that a run needs to continue: its randomness has no state of its own.
 
-    In virtual time `in_flight` holds the clock and every visit under way: a record of tensors
+    In virtual time `in_flight` holds the clock and every visit in flight: a record of tensors
     (`undrift.simulation.asynchronous.async_state.AsyncSnapshot`), in a round that has just been yielded the live object.
     """
 
@@ -31,6 +32,12 @@ class State:
     server: Any
     clients: ClientStates
     in_flight: Any = None
+
+    @property
+    def flight(self) -> Any:
+        """The name of `in_flight` in 0.1."""
+        warnings.warn("State.flight is now State.in_flight", DeprecationWarning, stacklevel=2)
+        return self.in_flight
 
     def settled(self) -> "State":
         """The same with what is in flight as a record, which a run that continues does not touch."""

@@ -18,7 +18,7 @@ from undrift.simulation.aggregation import (
     send,
 )
 from undrift.simulation.client_states import ClientStates, StagedStates
-from undrift.simulation.engines import Choice, Request, engine_of
+from undrift.simulation.engines import EngineChoice, Request, engine_of
 from undrift.simulation.participants import Participants, participants_of
 from undrift.simulation.participation import Draw, Participation
 from undrift.simulation.results import Round, State
@@ -32,7 +32,7 @@ class RunPlan:
     problem: Problem
     participation: Participation
     local: Local
-    choice: Choice
+    choice: EngineChoice
     seed: int
     largest_weight: float
     wire: Wire | None = None
@@ -136,7 +136,7 @@ class InProcess:
         if not participants.count_for_something:
             return NOBODY
         down = send(exchange, server, key.round)
-        part = visit(plan, exchange, down, self.clients, participants, key)
+        part = visit_clients(plan, exchange, down, self.clients, participants, key)
         self.staged.stage(part.states)
         reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
         return with_bytes_down(reply, down, len(participants.clients))
@@ -158,7 +158,7 @@ class InProcess:
         pass
 
 
-def visit(
+def visit_clients(
     plan: RunPlan,
     exchange: Exchange,
     down: Any,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from undrift.compiler.inductor import only_vmap_is_active
+from undrift.compiler.kernels import enabled
 from undrift.compiler.kernels.gather import LONG
 from undrift.compiler.kernels.products import functions, outputs
 
@@ -99,4 +100,5 @@ def _(
 def _are_ours(x: Tensor, w: Tensor) -> bool:
     """Whether there is code for them, and they are so long that it is as fast as a library's, or faster."""
     on_cpu = x.device.type == w.device.type == "cpu" and x.dtype == w.dtype
-    return on_cpu and x.shape[-1] >= LONG and w.dtype in functions()
+    long = x.shape[-1] >= LONG
+    return on_cpu and long and enabled("own-products") and w.dtype in functions()

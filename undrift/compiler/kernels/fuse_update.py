@@ -27,7 +27,7 @@ from undrift.compiler.graph import (
     storage_of,
     value_of,
 )
-from undrift.compiler.kernels.gather import are_added, are_long, gathered, read
+from undrift.compiler.kernels.gather import are_added, are_long, gather_rows, read_gathered
 from undrift.compiler.kernels.products import summed_, weighted
 
 Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
@@ -119,7 +119,7 @@ def write(graph: Graph, old: Node, new: FusedUpdate) -> None:
     if new.summed is not None:
         added = new.summed
         for a, b in new.pairs:
-            graph.call_function(summed_, (old, *added, a, *read(graph, b)))
+            graph.call_function(summed_, (old, *added, a, *read_gathered(graph, b)))
             added = None, None
         return
     if new.first is None:
@@ -140,7 +140,7 @@ def _is_summed(
     """Whether a value becomes a sum of itself, other vectors and products that are our own: with vectors that are added
     on the way, or with samples that need not be gathered."""
     others = [each for each in vectors if each is not old]
-    read_again = {node for _, b in pairs for node in gathered(b) or ()}
+    read_again = {node for _, b in pairs for node in gather_rows(b) or ()}
     return (
         old in vectors
         and (len(others) > 0 or all(are_long(b) for _, b in pairs))

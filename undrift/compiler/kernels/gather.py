@@ -6,6 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from undrift.compiler.graph import VIEWS, add_node, aten, value_of
+from undrift.compiler.kernels import enabled
 from undrift.compiler.kernels.products import functions, outputs
 
 # where products of our own are faster than a library's:
@@ -18,7 +19,9 @@ WORTH = 2**20
 
 
 def are_ours(*matrices: Any) -> bool:
-    """Whether there is code for matrices of this kind."""
+    """Whether there is code for matrices of this kind, and it is switched on."""
+    if not enabled("own-products"):
+        return False
     kinds = {(value_of(matrix).device.type, value_of(matrix).dtype) for matrix in matrices}
     (device, dtype), *others = kinds
     return not others and device == "cpu" and dtype in functions()
@@ -34,7 +37,7 @@ def multiply_by_rows(graph: Graph) -> None:
             continue
         with graph.inserting_before(node):
             rows = add_node(graph, aten.permute.default, W, [0, 2, 1])
-            node.replace_all_uses_with(add_node(graph, outputs, *read(graph, X), rows))
+            node.replace_all_uses_with(add_node(graph, outputs, *read_gathered(graph, X), rows))
         graph.erase_node(node)
 
 
@@ -51,7 +54,7 @@ def adds_samples(product: Any) -> bool:
 
 def are_long(X: Any) -> bool:
     """Whether samples are worth reading where they lie."""
-    return value_of(X).shape[2] >= LONG and gathered(X) is not None
+    return value_of(X).shape[2] >= LONG and gather_rows(X) is not None
 
 
 def multiplications(product: Any) -> int:
@@ -59,16 +62,16 @@ def multiplications(product: Any) -> int:
     return value_of(product).numel() * value_of(product.args[0]).shape[2]
 
 
-def read(graph: Graph, X: Node) -> tuple[Node, Node | None]:
+def read_gathered(graph: Graph, X: Node) -> tuple[Node, Node | None]:
     """Samples `[clients, samples, length]` as products of our own take them: with their numbers, if they are gathered."""
-    found = gathered(X)
+    found = gather_rows(X)
     if found is None:
         return X, None
     data, numbers = found
     return data, add_node(graph, aten.view.default, numbers, list(value_of(X).shape[:2]))
 
 
-def gathered(X: Node) -> tuple[Node, Node] | None:
+def gather_rows(X: Node) -> tuple[Node, Node] | None:
     """The data that samples are gathered from, and by which numbers, both given; None if they are computed."""
     node: Any = X
     while node.target in VIEWS or _is_one_of_many(node):

@@ -23,7 +23,7 @@ from undrift.core.errors import first_line
 
 log = logging.getLogger("undrift")
 
-NAMES = {torch.float32: "float", torch.float64: "double"}
+C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 _library = torch.library.Library("undrift", "FRAGMENT")
 _library.define("outputs(Tensor x, Tensor? numbers, Tensor w) -> Tensor")
@@ -63,7 +63,7 @@ def functions() -> dict[torch.dtype, Functions]:
 
     return {
         dtype: Functions(function(f"outputs_{name}", 4), function(f"summed_{name}", 6))
-        for dtype, name in NAMES.items()
+        for dtype, name in C_TYPES.items()
     }
 
 

@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from undrift.compiler.graph import add_node, aten, reshape, value_of
 
 
-def share(graph: Graph) -> None:
+def share_products(graph: Graph) -> None:
     """Multiply what is repeated for several runs with all of them at once."""
     for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
         first, second = map(_in_four, node.args)

@@ -17,7 +17,7 @@ from undrift.data.registry import Data, dataset
 from undrift.data.transforms import Normalise
 
 # as published with the files
-KNOWN_HASHES: dict[str, str] = {
+_CHECKSUMS: dict[str, str] = {
     "cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530",
     "data_batch_1.bin": "md5:5dd7e06a14cb22eb9f671a540d1b7c25",
     "data_batch_2.bin": "md5:5ea93a67294ea407fff1d09f752e9692",
@@ -27,7 +27,7 @@ KNOWN_HASHES: dict[str, str] = {
     "test_batch.bin": "md5:803d5f7f4d78ea53de84dbe85f74fb6d",
     "cifar-100-binary.tar.gz": "md5:03b5dce01913d631647c71ecec9e9cb8",
 }
-URL = "https://www.cs.toronto.edu/~kriz/"
+_URL = "https://www.cs.toronto.edu/~kriz/"
 IMAGE_SHAPE = (3, 32, 32)
 
 
@@ -101,13 +101,13 @@ def _read_files(
     files = [path for path in located if path is not None]
     if len(files) == len(names):
         for path in files:
-            store.verify(path, KNOWN_HASHES.get(path.name))
+            store.verify_checksum(path, _CHECKSUMS.get(path.name))
         return {path.name: path.read_bytes() for path in files}, files
     path = store.find(
         dataset,
         archive,
-        known_hash=KNOWN_HASHES.get(archive),
-        url=URL + archive,
+        known_hash=_CHECKSUMS.get(archive),
+        url=_URL + archive,
         hint=f"its files, unpacked in a folder {folder}, will do too",
     )
     return _read_tar(path, names), [path]

@@ -18,7 +18,7 @@ from undrift.data.registry import Data, dataset
 from undrift.data.transforms import Normalise
 
 LICENCE = "split of Hsu, Qi & Brown 2020; the images have licences of their own"
-HINT = (
+_HINT = (
     "the tables are linked from "
     "https://github.com/google-research/google-research/tree/master/federated_vision_datasets"
 )
@@ -116,7 +116,7 @@ def _read(
 ) -> Data:
     if size < 1:
         raise InvalidInput(f"{dataset}: size must be 1 or more pixels, got {size}")
-    tables = [store.find(dataset, train, aliases=[f"{unzipped}/{train}"], hint=HINT)]
+    tables = [store.find(dataset, train, aliases=[f"{unzipped}/{train}"], hint=_HINT)]
     folder = _image_folder(dataset, images)
     ids, labels, users = read_mapping(tables[0], users=True)
     clients, names = number_clients(users)
@@ -126,7 +126,7 @@ def _read(
         tables.append(tables[0].parent / test)
         if not tables[1].is_file():
             raise store.DataMissing(
-                f"{dataset}: {test} is not beside {tables[0]}; {HINT}; or give test=None"
+                f"{dataset}: {test} is not beside {tables[0]}; {_HINT}; or give test=None"
             )
         test_ids, test_labels, _ = read_mapping(tables[1], users=False)
         check_labels(tables[1], test_labels, classes)

@@ -13,7 +13,7 @@ from undrift.data import store
 from undrift.data.datasets.common import number_clients, split_train_test
 from undrift.data.registry import Data, dataset
 
-URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00341/HAPT%20Data%20Set.zip"
+_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00341/HAPT%20Data%20Set.zip"
 WINDOW, HOP = 128, 64  # rows of a window, and from one to the next
 # what an integer of the compact file stands for: g, and rad/s
 SENSOR_UNITS = np.array([1 / 720] * 3 + [10.00841617584229 / 32768] * 3)
@@ -38,7 +38,7 @@ def hapt() -> Data:
         source, files = labels.parent, sorted(labels.parent.glob("*.txt"))
     else:
         aliases = ["hapt_int16.npz", "har/hapt_int16.npz"]
-        source = store.find("hapt", "HAPT Data Set.zip", url=URL, aliases=aliases)
+        source = store.find("hapt", "HAPT Data Set.zip", url=_URL, aliases=aliases)
         files = [source]
     signals, segments = read_npz(source) if source.suffix == ".npz" else read_raw(source)
     windows = [

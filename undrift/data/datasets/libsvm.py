@@ -10,23 +10,23 @@ from undrift.core.errors import InvalidInput
 from undrift.data import store
 from undrift.data.registry import Data, dataset
 
-SOURCE = "LIBSVM data sets (Chang & Lin)"
-URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_SOURCE = "LIBSVM data sets (Chang & Lin)"
+_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 
 
-@dataset("a9a", about=f"a9a, {SOURCE}, from UCI Adult; CC BY 4.0")
+@dataset("a9a", about=f"a9a, {_SOURCE}, from UCI Adult; CC BY 4.0")
 def a9a(test: bool = False) -> Data:
     """LIBSVM's a9a: float32 [32561, 123], labels 0 and 1; test=True: also the 16,281 rows of a9a.t."""
     return _read_binary("a9a", 123, test)
 
 
-@dataset("w8a", about=f"w8a, {SOURCE}; no licence stated")
+@dataset("w8a", about=f"w8a, {_SOURCE}; no licence stated")
 def w8a(test: bool = False) -> Data:
     """LIBSVM's w8a: float32 [49749, 300], labels 0 and 1; test=True: also the 14,951 rows of w8a.t."""
     return _read_binary("w8a", 300, test)
 
 
-@dataset("mushrooms", about=f"mushrooms, {SOURCE}, from UCI; CC BY 4.0")
+@dataset("mushrooms", about=f"mushrooms, {_SOURCE}, from UCI; CC BY 4.0")
 def mushrooms() -> Data:
     """LIBSVM's mushrooms: float32 [8124, 112]; its labels 1 and 2 become 0 and 1."""
     return _read_binary("mushrooms", 112, False)
@@ -75,7 +75,7 @@ def _read_binary(name: str, features: int, test: bool) -> Data:
     """A data set of two classes, which become 0 and 1 in the order of their labels."""
     names = [name, f"{name}.t"] if test else [name]
     aliases = ("{}.txt", "{}.libsvm", "{}.libsvm.gz", "tabular/{}.libsvm.gz")
-    files = [store.find(name, file, url=URL, aliases=aliases) for file in names]
+    files = [store.find(name, file, url=_URL, aliases=aliases) for file in names]
     tables = [libsvm(file, features) for file in files]
     kinds = tables[0][1].unique()  # sorted
     if len(kinds) != 2:

@@ -14,7 +14,7 @@ from undrift.data.registry import Data, dataset
 from undrift.data.transforms import Normalise
 
 # as published with the files
-KNOWN_HASHES: dict[str, dict[str, str]] = {
+_CHECKSUMS: dict[str, dict[str, str]] = {
     "mnist": {
         "train-images-idx3-ubyte.gz": "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
         "train-labels-idx1-ubyte.gz": "md5:d53e105ee54ea40749a09fcbcd1e9432",
@@ -157,5 +157,5 @@ def _read_split(
 def _find(dataset: str, name: str, url: str, *torchvision: str) -> Path:
     """A file, which may also be in a folder where torchvision keeps it."""
     aliases = [f"{folder}/raw/{name}" for folder in torchvision]
-    known_hash = KNOWN_HASHES.get(dataset, {}).get(name)
+    known_hash = _CHECKSUMS.get(dataset, {}).get(name)
     return store.find(dataset, name, known_hash=known_hash, url=url, aliases=aliases)

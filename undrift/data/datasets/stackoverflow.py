@@ -15,7 +15,7 @@ from undrift.data.datasets.common import look_up_clients
 from undrift.data.registry import IGNORED, Data, dataset
 from undrift.data.transforms import ToInt64
 
-HINT = (
+_HINT = (
     "unpack stackoverflow.tar.bz2 and stackoverflow.word_count.tar.bz2 of "
     "https://storage.googleapis.com/tff-datasets-public/"
 )
@@ -53,7 +53,7 @@ def stackoverflow(
             raise InvalidInput(f"stackoverflow: {name} must be 1 or more, got {value}")
     if vocabulary > 32_000:
         raise InvalidInput(f"stackoverflow: vocabulary must be at most 32,000, got {vocabulary}")
-    files = [store.find("stackoverflow", name, hint=HINT) for name in FILES]
+    files = [store.find("stackoverflow", name, hint=_HINT) for name in FILES]
     words = read_vocabulary(files[0], vocabulary)
     users, counts, train = _read_sentences(files[1], words, length, clients, sentences)
     # a cut of the training users cuts the test to the same ones, so that the two stay comparable

@@ -11,8 +11,8 @@ from undrift.data import store
 from undrift.data.datasets.common import hold_out, number_clients, split_train_test, standardise
 from undrift.data.registry import Data, dataset
 
-SOURCE = "UCI Machine Learning Repository; CC BY 4.0"
-URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
+_SOURCE = "UCI Machine Learning Repository; CC BY 4.0"
+_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 PACKED = ("{}.gz", "tabular/{}.gz")  # other names of the files
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -20,7 +20,7 @@ HEART_COLUMNS = 14
 HEART_KINDS = {2: (1, 2, 3, 4), 6: (0, 1, 2)}  # kind of chest pain, kind of electrocardiogram
 HEART_USED = range(10)  # 10 to 12 are missing in most hospitals
 
-PARKINSONS = f"Parkinson's Telemonitoring by patient, {SOURCE}"
+PARKINSONS = f"Parkinson's Telemonitoring by patient, {_SOURCE}"
 SCORES = ("total_UPDRS", "motor_UPDRS")
 
 ADULT_COLUMNS = (
@@ -30,10 +30,10 @@ ADULT_COLUMNS = (
 ADULT_NUMBERS = "age fnlwgt education-num capital-gain capital-loss hours-per-week".split()
 ADULT_LABELS = {"<=50K": 0, ">50K": 1}
 
-Row = tuple[int, list[str]]  # line number and cells
+_Row = tuple[int, list[str]]  # line number and cells
 
 
-@dataset("heart", about=f"Heart Disease by hospital, {SOURCE}")
+@dataset("heart", about=f"Heart Disease by hospital, {_SOURCE}")
 def heart() -> Data:
     """Heart Disease by hospital: float32 [740, 13] in all, disease or not, 4 clients, as in FLamby's Fed-Heart-Disease.
 
@@ -43,7 +43,7 @@ def heart() -> Data:
     Two thirds of each hospital's rows, drawn with a fixed seed, are for training.
     """
     names = [f"processed.{hospital}.data" for hospital in HOSPITALS]
-    url, aliases = f"{URL}heart-disease/", ("heart_{}", "tabular/heart_{}")
+    url, aliases = f"{_URL}heart-disease/", ("heart_{}", "tabular/heart_{}")
     files = [store.find("heart", name, url=url, aliases=aliases) for name in names]
     tables = [read_hospital(file) for file in files]
     X, Y = (np.concatenate(parts) for parts in zip(*tables, strict=True))
@@ -90,7 +90,7 @@ def parkinsons() -> Data:
     patients together; `about` has those of the target.  Four fifths of each patient's rows, drawn with a fixed seed, are for
     training.
     """
-    url = f"{URL}parkinsons/telemonitoring/"
+    url = f"{_URL}parkinsons/telemonitoring/"
     path = store.find("parkinsons", "parkinsons_updrs.data", url=url, aliases=PACKED)
     (_, header), *rows = _read_rows(path, 22)
     left_out = ("subject#", *SCORES)
@@ -115,14 +115,14 @@ def parkinsons() -> Data:
     return split_train_test("parkinsons", X, y, clients, names, test, [path], about=about)
 
 
-@dataset("adult", about=f"Adult, {SOURCE}")
+@dataset("adult", about=f"Adult, {_SOURCE}")
 def adult() -> Data:
     """Adult: does a person earn more than 50,000?  float32 [32561, 108] to train, [16281, 108] to test.
 
     Six numbers, standardised by the training rows, then the eight other columns one-hot, `?` being a category like others.
     No natural clients.
     """
-    names, url = ("adult.data", "adult.test"), f"{URL}adult/"
+    names, url = ("adult.data", "adult.test"), f"{_URL}adult/"
     files = [store.find("adult", name, url=url, aliases=PACKED) for name in names]
     (columns, y), (test_columns, test_y) = (_read_adult(file) for file in files)
     train = np.arange(len(y) + len(test_y)) < len(y)
@@ -165,7 +165,7 @@ def _read_adult(path: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return columns, np.array(labels, dtype=np.int64)
 
 
-def _read_rows(path: Path, width: int) -> list[Row]:
+def _read_rows(path: Path, width: int) -> list[_Row]:
     """Line numbers and cells of comma-separated lines; empty lines and comments (|) are left out."""
     rows = []
     for line, text in enumerate(store.read_text(path).splitlines(), start=1):

@@ -1,6 +1,7 @@
 """What an experiment is made of.  The same words in TOML and in Python; a wrong one is refused by name."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from torch import nn
 
 from undrift.codecs.codec import CODECS
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import made
+from undrift.core.hyper import build_method
 from undrift.data.registry import check_options
 from undrift.experiments.config.parts import (
     default_model,
@@ -37,8 +38,8 @@ from undrift.experiments.config.settings import (
 from undrift.experiments.config.virtual import PopulationSection, ServerSection
 from undrift.local.settings import Local
 from undrift.metrics.registry import METRICS
-from undrift.problems.evaluation import METRICS as OF_MODEL
-from undrift.simulation.engines import Choice
+from undrift.problems.evaluation import MODEL_METRICS as OF_MODEL
+from undrift.simulation.engines import EngineChoice
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
 LOGGERS = ("tensorboard", "wandb", "mlflow")
@@ -112,6 +113,9 @@ class EvaluationSection(Section):
         """Experiments of old have `figures`."""
         if not isinstance(given, dict) or "figures" not in given or "metrics" in given:
             return given
+        warnings.warn(
+            "[evaluation] figures is now called metrics", DeprecationWarning, stacklevel=2
+        )
         return {("metrics" if key == "figures" else key): value for key, value in given.items()}
 
     @field_validator("metrics")
@@ -131,7 +135,7 @@ class CodecSection(Named):
     def make(self) -> Any:
         if self.name not in CODECS:
             raise unknown("codec", self.name, CODECS)
-        return made(self.name, CODECS[self.name], self.parameters)
+        return build_method(self.name, CODECS[self.name], self.parameters)
 
 
 class AlgorithmSection(Named):
@@ -164,7 +168,7 @@ class Experiment(Section):
     rounds: Whole = Field(default=100, ge=1, description="Rounds of communication")
     seeds: list[Whole] = Field(default=[0], description="How many repetitions")
     engine: Annotated[
-        str | Choice, PlainValidator(engine_from_dict), PlainSerializer(engine_to_dict)
+        str | EngineChoice, PlainValidator(engine_from_dict), PlainSerializer(engine_to_dict)
     ] = Field(
         default="auto",
         description="auto, sequential, batched, compiled, or ray: on this machine, or on the cluster at RAY_ADDRESS",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from undrift import models
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import METHODS, made, method
+from undrift.core.hyper import METHODS, build_method, method
 from undrift.data.assignment import PARTITIONS
 from undrift.data.registry import Data, load
 from undrift.models import MODELS
@@ -90,7 +90,7 @@ def _make(
             raise unknown(f"parameter of {name}:", key, allowed)
     if count is None and takes:
         raise InvalidInput(needs)
-    return made(name, make, {**dict.fromkeys(takes, count), **parameters})
+    return build_method(name, make, {**dict.fromkeys(takes, count), **parameters})
 
 
 def make_method(name: str, parameters: Mapping[str, Any]) -> Any:
@@ -124,7 +124,7 @@ def model_maker(
     def make_model(inferred: Mapping[str, int]) -> nn.Module:
         needed = {key: value for key, value in inferred.items() if key in allowed}
         try:
-            return made(name, make, {**needed, **parameters})
+            return build_method(name, make, {**needed, **parameters})
         except (TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, InvalidInput):
                 raise

@@ -50,8 +50,8 @@ def from_section(
 
     `convert` makes Python values of some; `renamed` says which fields have another key.  Errors begin without `prefix`.
 
-    >>> from undrift.simulation.engines import Choice
-    >>> from_section(Choice, {"name": "batched", "chnk": 2}, "engine", engine="name")
+    >>> from undrift.simulation.engines import EngineChoice
+    >>> from_section(EngineChoice, {"name": "batched", "chnk": 2}, "engine", engine="name")
     Traceback (most recent call last):
     undrift.core.errors.InvalidInput: unknown key of [engine]: 'chnk'; did you mean 'chunk'? Known: ...
     """

@@ -1,4 +1,4 @@
-"""`ud.Local` and the engine's `Choice` as sections of an experiment: their dataclasses define what may be given."""
+"""`ud.Local` and the engine's `EngineChoice` as sections of an experiment: their dataclasses define what may be given."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import from_section
 from undrift.local.settings import Geometric, Local
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 ENGINES = ("auto", "sequential", "batched", "compiled", "ray")
 DEFAULTS = {"batch": 32}  # otherwise than ud.Local's own
@@ -61,13 +61,13 @@ def _count_to_dict(value: Any) -> Any:
     return value
 
 
-def engine_from_dict(given: Any) -> str | Choice:
+def engine_from_dict(given: Any) -> str | EngineChoice:
     """An engine by name, or with settings, as "auto" was resolved to in an earlier run.
 
     >>> engine_from_dict({"name": "auto", "workers": 2})
-    Choice(engine='sequential', chunk=1, workers=2, since=1, shards=None, inside=None)
+    EngineChoice(engine='sequential', chunk=1, workers=2, since=1, shards=None, inside=None)
     """
-    if isinstance(given, Choice):
+    if isinstance(given, EngineChoice):
         return given
     words = {"name": given} if isinstance(given, str) else given
     if not isinstance(words, Mapping):
@@ -78,7 +78,7 @@ def engine_from_dict(given: Any) -> str | Choice:
     if not set(words) - {"name"}:
         return name
     alone = {**words, "name": "sequential" if name == "auto" else name}
-    choice = from_section(Choice, alone, "engine", prefix="run: ", engine="name")
+    choice = from_section(EngineChoice, alone, "engine", prefix="run: ", engine="name")
     if name == "auto" and set(words) - {"name"} != {"workers"}:
         raise InvalidInput(
             f"engine 'auto' chooses for itself: name another one to set {', '.join(words)}"
@@ -86,7 +86,7 @@ def engine_from_dict(given: Any) -> str | Choice:
     return choice
 
 
-def engine_to_dict(engine: str | Choice) -> str | dict[str, Any]:
+def engine_to_dict(engine: str | EngineChoice) -> str | dict[str, Any]:
     """What `engine_from_dict` reads as this engine."""
     if isinstance(engine, str):
         return engine

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import made
+from undrift.core.hyper import build_method
 from undrift.experiments.config.section import Named, from_section
 from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
@@ -54,7 +54,7 @@ def _availability(given: Any) -> Any:
     if kind not in AVAILABILITIES:
         raise unknown("availability", str(kind), AVAILABILITIES)
     parameters = {key: value for key, value in given.items() if key != "kind"}
-    return made(kind, AVAILABILITIES[kind], parameters)
+    return build_method(kind, AVAILABILITIES[kind], parameters)
 
 
 class ServerSection(Named):
@@ -63,7 +63,7 @@ class ServerSection(Named):
     kind: Literal["synchronous", "deadline", "buffer"] = Field(default="synchronous")
 
     def make(self) -> ServerPolicy:
-        return made(self.kind, SERVERS[self.kind], self.parameters)
+        return build_method(self.kind, SERVERS[self.kind], self.parameters)
 
 
 def _value(name: str, given: Any) -> Any:
@@ -72,10 +72,10 @@ def _value(name: str, given: Any) -> Any:
     if not isinstance(given, dict):
         return given
     if "median" in given:
-        return made(f"{name}, log-normal,", LogNormal, given)
+        return build_method(f"{name}, log-normal,", LogNormal, given)
     if "tiers" in given:
         words = {"values" if key == "tiers" else key: value for key, value in given.items()}
-        return made(f"{name} in tiers", Tiers, words)
+        return build_method(f"{name} in tiers", Tiers, words)
     raise InvalidInput(
         f"{name} is a number, a list with one a client, {{median = 0.1, sigma = 1.0}} or "
         f"{{tiers = [0.1, 1.0], shares = [0.8, 0.2]}}; got {given}"

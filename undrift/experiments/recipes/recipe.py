@@ -13,7 +13,7 @@ RECIPE, EXPECTED = "recipe.toml", "expected.json"
 FOLDER = "recipes"
 
 
-class Search(Section):
+class RecipeSearch(Section):
     """A sweep: an experiment file, a space (a file beside it, or a known name), trials of every method.
 
     `methods` are those of the experiment that are searched, all if not given.  `take` has settings whose values an earlier
@@ -53,7 +53,7 @@ class Recipe(Section):
 
     about: str
     paper: str
-    search: list[Search] = []
+    search: list[RecipeSearch] = []
     run: list[RecipeRun] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -12,13 +12,13 @@ Each module imports only those above it:
     write    summarise, write_report
 """
 
-from undrift.experiments.report.stats import Row, Summary
+from undrift.experiments.report.stats import MethodSummary, Summary
 from undrift.experiments.report.tables import terminal_table
 from undrift.experiments.report.write import Options, summarise, write_files, write_report
 
 __all__ = [
     "Options",
-    "Row",
+    "MethodSummary",
     "Summary",
     "summarise",
     "terminal_table",

@@ -22,7 +22,7 @@ from undrift.experiments.report.format import (
 )
 from undrift.experiments.report.load import Records
 from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
-from undrift.experiments.report.stats import Row, Summary
+from undrift.experiments.report.stats import MethodSummary, Summary
 from undrift.experiments.report.tables import Column, list_columns
 from undrift.experiments.report.text import spell, write_remarks
 
@@ -82,7 +82,7 @@ def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return [(heading, len(list(members))) for heading, members in groups]
 
 
-def _largest_value(column: Column, rows: Sequence[Row]) -> float:
+def _largest_value(column: Column, rows: Sequence[MethodSummary]) -> float:
     return max(column.number(row) or 0.0 for row in rows)
 
 

@@ -125,7 +125,7 @@ def _stack(arrays: Sequence[np.ndarray], known: Sequence[np.ndarray]) -> np.ma.M
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostToReach:
     """What a method spent to reach a quality; None is what is not known, or was never reached.
 
     reached   None if the method did not record the metric, or there is no quality to reach
@@ -161,22 +161,22 @@ def rounds_to_reach(run: RunRecord, metric: str, quality: float | None) -> int |
     return first_round(rounds, values, quality, higher_is_better(metric))
 
 
-def cost_to_reach(method: Method, metric: str, quality: float | None) -> Cost:
+def cost_to_reach(method: Method, metric: str, quality: float | None) -> CostToReach:
     """What was spent up to the first round in which the mean over all seeds reaches a quality."""
     if quality is None or not any(metric in run.metrics for run in method.runs):
-        return Cost()
+        return CostToReach()
     curve, higher = mean_curve(method, metric), higher_is_better(metric)
     r = first_round(curve.round[: curve.common], curve.mean[: curve.common], quality, higher)
     if r is None:
-        return Cost(reached=False)
+        return CostToReach(reached=False)
     at = np.searchsorted(curve.round, r)
     spent = [finite(clock[at]) for clock in (curve.bytes, curve.seconds, curve.virtual)]
-    return Cost(True, r, r / method.planned, *spent)
+    return CostToReach(True, r, r / method.planned, *spent)
 
 
-def total_cost(method: Method) -> Cost:
+def total_cost(method: Method) -> CostToReach:
     """What all recorded rounds cost, mean over seeds."""
-    return Cost(
+    return CostToReach(
         rounds=method.common,
         bytes=mean_over_seeds(method, lambda run: run.bytes[-1]),
         seconds=mean_over_seeds(method, lambda run: run.seconds.sum()),
@@ -184,7 +184,7 @@ def total_cost(method: Method) -> Cost:
     )
 
 
-def cost_by_share(method: Method, metric: str, quality: float | None) -> Cost:
+def cost_by_share(method: Method, metric: str, quality: float | None) -> CostToReach:
     """The cost of the baseline's quality by C.3: r, the rounds to reach it (all T if never); s = r / T; s of what T rounds
     cost.  A run that ended early counts as if it had continued at the same cost per round.  The virtual clock is read, not
     shared out."""
@@ -206,7 +206,7 @@ def _seconds_per_round(run: RunRecord) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class MethodSummary:
     """A method: how good it became, and what that cost.
 
     finals        the final quality of each seed; mean and std over seeds, NaN if not finite, std None for a single seed
@@ -220,9 +220,9 @@ class Row:
     finals: tuple[float, ...]
     mean: float
     std: float | None
-    total: Cost
-    to_baseline: Cost
-    to_target: Cost
+    total: CostToReach
+    to_baseline: CostToReach
+    to_target: CostToReach
     seed_rounds: tuple[int | None, ...]
     timing: Mapping[str, float]
 
@@ -250,7 +250,7 @@ class Summary:
     baseline: str
     quality: float | None
     target: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[MethodSummary, ...]
     answer: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -269,7 +269,7 @@ class Summary:
         return len(self.rows) > 1
 
     @cached_property
-    def best(self) -> Row | None:
+    def best(self) -> MethodSummary | None:
         """The best final quality, of methods whose runs have all finished if there are such."""
         rows = [row for row in self.rows if math.isfinite(row.mean)]
         rows = [row for row in rows if row.method.ended_well] or rows
@@ -277,17 +277,19 @@ class Summary:
         return pick(rows, key=lambda row: row.mean) if rows and self.compared else None
 
     @property
-    def base(self) -> Row:
+    def base(self) -> MethodSummary:
         return self.row(self.baseline)
 
-    def row(self, label: str) -> Row:
+    def row(self, label: str) -> MethodSummary:
         return next(row for row in self.rows if row.label == label)
 
-    def marks(self, row: Row) -> list[str]:
+    def marks(self, row: MethodSummary) -> list[str]:
         """Whether a method is the best, or what the others are compared with."""
         return ["best"] * (row is self.best) + ["baseline"] * (self.compared and row is self.base)
 
-    def change(self, row: Row, cost: Callable[[Row], float | None]) -> float | None:
+    def change(
+        self, row: MethodSummary, cost: Callable[[MethodSummary], float | None]
+    ) -> float | None:
         """A cost of a method relative to that of the baseline: -0.25 is a quarter less."""
         spent, base = cost(row), cost(self.base)
         return None if spent is None or not base else spent / base - 1
@@ -332,9 +334,9 @@ def _find_baseline(records: Records, label: str | None) -> Method:
 
 def _summarise_method(
     method: Method, metric: str, last: int, quality: float | None, target: float | None
-) -> Row:
+) -> MethodSummary:
     finals = tuple(final_quality(run, metric, last) for run in method.runs)
-    return Row(
+    return MethodSummary(
         method=method,
         has_metric=any(metric in run.metrics for run in method.runs),
         finals=finals,

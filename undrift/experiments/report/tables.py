@@ -28,7 +28,7 @@ from undrift.experiments.report.format import (
     plural,
 )
 from undrift.experiments.report.load import VIRTUAL, Records
-from undrift.experiments.report.stats import Row, Summary, bytes_per_visit
+from undrift.experiments.report.stats import MethodSummary, Summary, bytes_per_visit
 from undrift.experiments.report.text import format_final, spell, write_remarks
 
 AGAINST = "against baseline"
@@ -49,18 +49,18 @@ class Column:
 
     name: str
     heading: str
-    value: Callable[[Row], float | str | None]
+    value: Callable[[MethodSummary], float | str | None]
     write: Callable[[Any], str] = str
-    write_row: Callable[[Row], str] | None = None
-    detail: Callable[[Row], str] = lambda row: ""
-    tag: Callable[[Row], str] = lambda row: ""
+    write_row: Callable[[MethodSummary], str] | None = None
+    detail: Callable[[MethodSummary], str] = lambda row: ""
+    tag: Callable[[MethodSummary], str] = lambda row: ""
     bar: bool = False
     group: str = ""
     table: Literal["results", "time"] = "results"
     show: bool = True
     on_page: bool = True
 
-    def text(self, row: Row) -> str:
+    def text(self, row: MethodSummary) -> str:
         """The cell for people."""
         value = self.value(row)
         if self.write_row is not None:
@@ -69,7 +69,7 @@ class Column:
             return self.tag(row) or UNKNOWN
         return value if isinstance(value, str) else self.write(value)
 
-    def number(self, row: Row) -> float | None:
+    def number(self, row: MethodSummary) -> float | None:
         """The cell as a finite number, if it is one."""
         value = self.value(row)
         return value if isinstance(value, int | float) and math.isfinite(value) else None
@@ -84,7 +84,9 @@ def list_columns(s: Summary) -> list[Column]:
     goal = partial(Column, group=target, show=s.target is not None)
     time = partial(Column, group="virtual time", table="time", show=s.timed)
 
-    def delta(cost: Callable[[Row], float | None]) -> Callable[[Row], float | None]:
+    def delta(
+        cost: Callable[[MethodSummary], float | None],
+    ) -> Callable[[MethodSummary], float | None]:
         return lambda row: s.change(row, cost)
 
     def timed(
@@ -186,15 +188,15 @@ def list_columns(s: Summary) -> list[Column]:
     return [column for column in columns if column.show]
 
 
-def _rounds_to_target(row: Row) -> float | str | None:
+def _rounds_to_target(row: MethodSummary) -> float | str | None:
     return NEVER if row.to_target.reached is False else row.to_target.rounds
 
 
-def _write_never(row: Row) -> str:
+def _write_never(row: MethodSummary) -> str:
     return NEVER if row.to_baseline.reached is False else ""
 
 
-def _write_seed_rounds(row: Row) -> str:
+def _write_seed_rounds(row: MethodSummary) -> str:
     """When single seeds reached the baseline's quality."""
     reached = [r for r in row.seed_rounds if r is not None]
     if len(row.seeds) < 2 or row.to_baseline.reached is None:

@@ -17,7 +17,7 @@ from undrift.experiments.report.format import (
     plural,
 )
 from undrift.experiments.report.load import RunRecord
-from undrift.experiments.report.stats import Cost, Row, Summary
+from undrift.experiments.report.stats import CostToReach, MethodSummary, Summary
 
 SHARED = ("rounds", "data", "clients", "model", "participation", "population")  # if it is fair
 
@@ -40,7 +40,7 @@ def spell(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def format_final(s: Summary, row: Row) -> str:
+def format_final(s: Summary, row: MethodSummary) -> str:
     """The final quality of a method."""
     return format_metric(row.mean, s.metric, row.std) if row.has_metric else "not recorded"
 
@@ -63,7 +63,7 @@ def _headline(s: Summary) -> Iterator[str]:
         yield f"{ended}{against}{_head_start(s, best)}."
 
 
-def _head_start(s: Summary, best: Row) -> str:
+def _head_start(s: Summary, best: MethodSummary) -> str:
     """When the best method reached the baseline's quality, and with how many bytes."""
     cost, final = best.to_baseline, f"{s.baseline}'s final {spell(s.metric)}"
     change = s.change(best, lambda row: row.to_baseline.bytes)
@@ -105,7 +105,7 @@ def _costs(s: Summary) -> Iterator[str]:
         yield from _compare_costs(s, target, {row.label: row.to_target for row in s.rows})
 
 
-def _compare_costs(s: Summary, quality: str, costs: Mapping[str, Cost]) -> Iterator[str]:
+def _compare_costs(s: Summary, quality: str, costs: Mapping[str, CostToReach]) -> Iterator[str]:
     """Who reached a quality with the fewest bytes, who never did, and who was first by the virtual clock."""
     never = [label for label, cost in costs.items() if cost.reached is False]
     sent = {label: cost.bytes or 0.0 for label, cost in costs.items() if cost.reached}
@@ -224,7 +224,7 @@ NOTES = (_incomplete_runs, _missing_values, _differences)
 # remarks on the runs of a method
 
 
-def write_remarks(s: Summary, row: Row) -> list[str]:
+def write_remarks(s: Summary, row: MethodSummary) -> list[str]:
     """What is out of the ordinary with each seed."""
 
     def remark(run: RunRecord, final: float) -> str:

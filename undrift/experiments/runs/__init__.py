@@ -1,1 +1,1 @@
-"""What stays of a run: its directory, checkpoints, metrics and report."""
+"""Run directories, checkpoints and metrics; how runs are started, resumed and executed side by side."""

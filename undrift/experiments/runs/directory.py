@@ -33,24 +33,13 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federations
 from undrift.experiments.config.toml import read, to_toml
 from undrift.experiments.runs.files import plain, read_json, read_lines, write_aside, write_json
+from undrift.metrics.evaluator import OWN
 from undrift.simulation.results import Round
 
 EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
 METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"
 VISITS = "visits.jsonl"
 LISTED = 1000  # participants of a round that are recorded by number
-OWN = (
-    "round",
-    "participants",
-    "clients",
-    "left_out",
-    "exchanges",
-    "bytes_down",
-    "bytes_up",
-    "seconds",
-    "virtual_seconds",
-    "timing",
-)
 
 
 @dataclass(frozen=True)

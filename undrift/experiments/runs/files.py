@@ -100,8 +100,7 @@ class Draft:
 
     def write(self, path: Path) -> tuple[int, int]:
         """Write the file aside and rename it; returns its size and checksum."""
-        direct = vars(os).get("O_DIRECT")  # Linux has it, some of its file systems do not
-        if direct is None or not self._write_directly(path, direct):
+        if "O_DIRECT" not in vars(os) or not self._write_directly(path):
             write_aside(path, self.content)
         return self._size, zlib.crc32(self.content)
 
@@ -111,11 +110,11 @@ class Draft:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=at).view(shape)
 
-    def _write_directly(self, path: Path, direct: int) -> bool:
+    def _write_directly(self, path: Path) -> bool:
         """Write whole blocks past the cache; False where the file system cannot."""
         aside = _beside(path)
         try:
-            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | direct)
+            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
             try:
                 blocks = memoryview(self._memory)[: -(-self._size // BLOCK) * BLOCK]
                 done = 0

@@ -33,7 +33,7 @@ from undrift.experiments.runs.loggers import Logs
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.client_states import half_of_memory
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 
 log = logging.getLogger("undrift")
 
@@ -124,7 +124,7 @@ def set_workers(directory: RunDirectory, workers: int) -> RunDirectory:
     return directory
 
 
-def _with_workers(engine: str | Choice, workers: int) -> Choice:
+def _with_workers(engine: str | EngineChoice, workers: int) -> EngineChoice:
     if isinstance(engine, str) or not (engine.engine == "ray" or engine.one_by_one):
         raise InvalidInput(
             "workers are for the engines 'sequential', 'compiled' with chunk = 1, and 'ray': leave --workers out"

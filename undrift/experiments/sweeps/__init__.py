@@ -1,35 +1,35 @@
 """Hyper-parameters chosen fairly: the same budget, seeds and data for every method."""
 
 from undrift.experiments.sweeps.plan import Plan
-from undrift.experiments.sweeps.space import Range, Row, Space
+from undrift.experiments.sweeps.space import Range, Space, SpaceRow
 from undrift.experiments.sweeps.spaces import SPACES, space_of
 from undrift.experiments.sweeps.sweeping import (
-    Found,
     Sweep,
+    SweepResult,
     best_experiment,
-    carried_out,
-    found,
-    opened,
-    planned,
+    continue_sweep,
+    open_sweep,
+    plan_sweep,
+    read_results,
     run_sweep,
 )
 from undrift.experiments.sweeps.trial import Outcome, TrialDone
 
 __all__ = [
     "SPACES",
-    "Found",
+    "SweepResult",
     "Outcome",
     "Plan",
     "Range",
-    "Row",
+    "SpaceRow",
     "Space",
     "Sweep",
     "TrialDone",
     "best_experiment",
-    "carried_out",
-    "found",
-    "opened",
-    "planned",
+    "continue_sweep",
+    "read_results",
+    "open_sweep",
+    "plan_sweep",
     "run_sweep",
     "space_of",
 ]

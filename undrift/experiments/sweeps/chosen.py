@@ -8,8 +8,8 @@ from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import from_dict, to_dict
-from undrift.experiments.sweeps.plan import Search
-from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, Choice, Range, Value
+from undrift.experiments.sweeps.plan import MethodSearch
+from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, Candidates, HyperValue, Range
 from undrift.local.settings import Geometric, Local
 from undrift.problems import Problem
 
@@ -17,7 +17,7 @@ NEAR = 0.02  # of a range: as good as its end
 
 
 def method_words(
-    experiment: Experiment, label: str, chosen: Mapping[str, Value], problem: Problem
+    experiment: Experiment, label: str, chosen: Mapping[str, HyperValue], problem: Problem
 ) -> dict[str, Any]:
     """The words of [algorithms.LABEL] with what was chosen in place of what the experiment says."""
     method = experiment.methods[label]
@@ -62,7 +62,7 @@ def with_methods(experiment: Experiment, methods: Mapping[str, Mapping[str, Any]
     return from_dict(words)
 
 
-def check_values(experiment: Experiment, search: Search, problem: Problem) -> Experiment:
+def check_values(experiment: Experiment, search: MethodSearch, problem: Problem) -> Experiment:
     """Try every value once, so that none is refused in the midst of a sweep; returns the first one's experiment."""
     values = {
         path: (choice.low, choice.high) if isinstance(choice, Range) else choice
@@ -76,13 +76,13 @@ def check_values(experiment: Experiment, search: Search, problem: Problem) -> Ex
 
 
 def _tried(
-    experiment: Experiment, label: str, chosen: Mapping[str, Value], problem: Problem
+    experiment: Experiment, label: str, chosen: Mapping[str, HyperValue], problem: Problem
 ) -> Experiment:
     return with_methods(experiment, {label: method_words(experiment, label, chosen, problem)})
 
 
 def edges(
-    experiment: Experiment, search: Search, chosen: Mapping[str, Value], problem: Problem
+    experiment: Experiment, search: MethodSearch, chosen: Mapping[str, HyperValue], problem: Problem
 ) -> Iterator[str]:
     """What was best at the edge of its values, although the method allows more."""
     for path, choice in search.choices.items():
@@ -97,7 +97,7 @@ def edges(
         yield f"{path} = {chosen[path]:g} is at the edge of its values ({low:g} to {high:g}): widen them"
 
 
-def _beyond(choice: Choice, value: Value) -> Value | None:
+def _beyond(choice: Candidates, value: HyperValue) -> HyperValue | None:
     """A value a little outside, if this one is the first or last of several numbers."""
     if isinstance(value, bool | str):
         return None
@@ -115,6 +115,6 @@ def _beyond(choice: Choice, value: Value) -> Value | None:
     return value + side if isinstance(value, int) else value + side * 1e-6 * max(abs(value), 1e-3)
 
 
-def _ends(values: Sequence[Value]) -> tuple[float, float]:
+def _ends(values: Sequence[HyperValue]) -> tuple[float, float]:
     numbers = [v for v in values if not isinstance(v, bool | str)]
     return min(numbers), max(numbers)

@@ -10,11 +10,11 @@ from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.sweeps.space import (
-    Choice,
+    Candidates,
+    HyperValue,
     Range,
-    Row,
     Space,
-    Value,
+    SpaceRow,
     check_choices,
     size_of,
 )
@@ -71,7 +71,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Search:
+class MethodSearch:
     """A method's part of a sweep.
 
     points    what to try in this order, where that is decided; None: a sampler chooses
@@ -79,13 +79,13 @@ class Search:
     """
 
     label: str
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, Candidates]
     trials: int
-    points: tuple[dict[str, Value], ...] | None
+    points: tuple[dict[str, HyperValue], ...] | None
     has_row: bool
 
 
-def searches(experiment: Experiment, plan: Plan) -> list[Search]:
+def plan_searches(experiment: Experiment, plan: Plan) -> list[MethodSearch]:
     """The part of every method; all have the same budget, a grid that is smaller leaves the rest of it unspent."""
     chosen = {label: plan.space.choices_of(m) for label, m in experiment.methods.items()}
     for label, choices in chosen.items():
@@ -106,16 +106,16 @@ def searches(experiment: Experiment, plan: Plan) -> list[Search]:
 
 
 def _search(
-    label: str, choices: Mapping[str, Choice], budget: int, plan: Plan, row: Row | None
-) -> Search:
+    label: str, choices: Mapping[str, Candidates], budget: int, plan: Plan, row: SpaceRow | None
+) -> MethodSearch:
     size = size_of(choices)
     fits = size is not None and size <= budget
     trials = size if size is not None and fits else budget
     if not fits and plan.sampler != "grid":
-        return Search(label, choices, trials, None, row is not None)
+        return MethodSearch(label, choices, trials, None, row is not None)
     lists = [choice for choice in choices.values() if isinstance(choice, tuple)]
     points = [dict(zip(choices, values, strict=True)) for values in product(*lists)]
     if not fits:  # some of them, none twice
         order = np.random.default_rng(plan.seed).permutation(len(points))
         points = [points[number] for number in order[:trials]]
-    return Search(label, choices, trials, tuple(points), row is not None)
+    return MethodSearch(label, choices, trials, tuple(points), row is not None)

@@ -23,7 +23,7 @@ from undrift.local.settings import Local
 GAMMA, UNDAMPENED = "gamma/(lr K)", "lr (1 - beta)"
 EXPRESSIONS = {GAMMA: ("gamma",), UNDAMPENED: ("beta",)}  # and the parameters a method needs for it
 
-Value: TypeAlias = float | int | bool | str
+HyperValue: TypeAlias = float | int | bool | str
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,23 @@ class Range:
             raise InvalidInput(f"a range of whole numbers has whole ends, got {ends}")
 
 
-Choice: TypeAlias = tuple[Value, ...] | Range
+Candidates: TypeAlias = tuple[HyperValue, ...] | Range
 
 
 @dataclass(frozen=True)
-class Row:
+class SpaceRow:
     """What a method may choose; `when` restricts the row to methods with these parameters (mime with opt = "sgdm")."""
 
     method: str
-    choices: Mapping[str, Choice]
-    when: Mapping[str, Value] = field(default_factory=dict)
+    choices: Mapping[str, Candidates]
+    when: Mapping[str, HyperValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Space:
     """Rows of methods, and what every method chooses besides.
 
-    >>> space = Space("mine", common={"local.lr": (0.1, 1.0)}, rows=(Row("scaffold-m", {"beta": (0.1, 0.5)}),))
+    >>> space = Space("mine", common={"local.lr": (0.1, 1.0)}, rows=(SpaceRow("scaffold-m", {"beta": (0.1, 0.5)}),))
     >>> list(space.choices_of(AlgorithmSection(name="scaffold-m")))
     ['local.lr', 'beta']
     >>> list(space.choices_of(AlgorithmSection(name="fedavg")))
@@ -72,10 +72,10 @@ class Space:
 
     name: str
     about: str = ""
-    common: Mapping[str, Choice] = field(default_factory=dict)
-    rows: tuple[Row, ...] = ()
+    common: Mapping[str, Candidates] = field(default_factory=dict)
+    rows: tuple[SpaceRow, ...] = ()
 
-    def row_of(self, method: AlgorithmSection) -> Row | None:
+    def row_of(self, method: AlgorithmSection) -> SpaceRow | None:
         """The row of a method, the one that says most of it if there are several."""
         fits = [
             row
@@ -85,7 +85,7 @@ class Space:
         ]
         return max(fits, key=lambda row: len(row.when), default=None)
 
-    def choices_of(self, method: AlgorithmSection) -> dict[str, Choice]:
+    def choices_of(self, method: AlgorithmSection) -> dict[str, Candidates]:
         """What a method chooses: the common, and what its row has more or otherwise."""
         row = self.row_of(method)
         own = {} if row is None else row.choices
@@ -94,7 +94,7 @@ class Space:
         return {path: c for path, c in {**self.common, **own}.items() if path not in replaced}
 
 
-def check_choices(name: str, choices: Mapping[str, Choice]) -> None:
+def check_choices(name: str, choices: Mapping[str, Candidates]) -> None:
     """Refuse a parameter that a method does not have."""
     own = list(signature(METHODS[name].make).parameters)
     local = [f"local.{word}" for word in Local.__dataclass_fields__]
@@ -105,7 +105,7 @@ def check_choices(name: str, choices: Mapping[str, Choice]) -> None:
             raise unknown(f"parameter of {name}:", path, [*own, *local, *possible])
 
 
-def size_of(choices: Mapping[str, Choice]) -> int | None:
+def size_of(choices: Mapping[str, Candidates]) -> int | None:
     """The number of points of a grid, None if there are ranges."""
     if any(isinstance(choice, Range) for choice in choices.values()):
         return None
@@ -126,7 +126,7 @@ def read_space(path: Path) -> Space:
     """
     try:
         words = tomllib.loads(path.read_text(encoding="utf-8"))
-        return space_from(words, path.stem)
+        return space_from_dict(words, path.stem)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InvalidInput(
@@ -138,7 +138,7 @@ def read_space(path: Path) -> Space:
         raise InvalidInput(f"{path}: {error}") from None
 
 
-def space_from(words: Mapping[str, Any], name: str) -> Space:
+def space_from_dict(words: Mapping[str, Any], name: str) -> Space:
     """A space from its words."""
     for key in words:
         if key not in ("name", "about", "common", "method"):
@@ -154,7 +154,7 @@ def space_from(words: Mapping[str, Any], name: str) -> Space:
     )
 
 
-def space_words(space: Space) -> dict[str, Any]:
+def space_to_dict(space: Space) -> dict[str, Any]:
     """The words of a space; `space_from` makes it again."""
     rows = [
         {"name": r.method, **({"when": dict(r.when)} if r.when else {}), **_plain(r.choices)}
@@ -168,16 +168,16 @@ def space_words(space: Space) -> dict[str, Any]:
     }
 
 
-def _row(words: Any) -> Row:
+def _row(words: Any) -> SpaceRow:
     if not isinstance(words, dict) or not isinstance(words.get("name"), str):
         raise InvalidInput('a [[method]] of a space needs its name, e.g. name = "scaffold-m"')
     if words["name"] not in METHODS:
         raise unknown("method", words["name"], METHODS)
     rest = {key: value for key, value in words.items() if key not in ("name", "when")}
-    return Row(words["name"], dict(_choices(rest)), dict(words.get("when", {})))
+    return SpaceRow(words["name"], dict(_choices(rest)), dict(words.get("when", {})))
 
 
-def _choices(words: Mapping[str, Any]) -> Iterator[tuple[str, Choice]]:
+def _choices(words: Mapping[str, Any]) -> Iterator[tuple[str, Candidates]]:
     for key, value in words.items():
         if isinstance(value, dict) and not {"low", "high"} & set(value):
             yield from ((f"{key}.{word}", _choice(word, each)) for word, each in value.items())
@@ -185,17 +185,17 @@ def _choices(words: Mapping[str, Any]) -> Iterator[tuple[str, Choice]]:
             yield key, _choice(key, value)
 
 
-def _choice(name: str, value: Any) -> Choice:
+def _choice(name: str, value: Any) -> Candidates:
     if isinstance(value, dict):
         if not {"low", "high"} <= set(value) <= {"low", "high", "log", "whole"}:
             raise InvalidInput(
                 f"{name}: a range is written {{low = 0.01, high = 1.0, log = true}}, got {value}"
             )
         return Range(**value)
-    return listed(name, value)
+    return check_list(name, value)
 
 
-def listed(name: str, values: Any) -> tuple[Value, ...]:
+def check_list(name: str, values: Any) -> tuple[HyperValue, ...]:
     """Values to choose from: different ones, at least one."""
     simple = isinstance(values, Sequence) and not isinstance(values, str)
     if not simple or not values or not all(isinstance(v, bool | int | float | str) for v in values):
@@ -205,7 +205,7 @@ def listed(name: str, values: Any) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _plain(choices: Mapping[str, Choice]) -> dict[str, Any]:
+def _plain(choices: Mapping[str, Candidates]) -> dict[str, Any]:
     return {
         path: {"low": c.low, "high": c.high, "log": c.log, "whole": c.whole}
         if isinstance(c, Range)

@@ -32,10 +32,10 @@ from undrift.core.errors import unknown
 from undrift.experiments.sweeps.space import (
     GAMMA,
     UNDAMPENED,
-    Choice,
+    Candidates,
     Range,
-    Row,
     Space,
+    SpaceRow,
     read_space,
 )
 
@@ -55,13 +55,13 @@ MOM_STEPS = (THREE, FOUR, THREE, THREE)
 MOM_LOCAL = (SMALL, (0.1, 0.05, 0.03, 0.01), THREE, FOUR)
 TAU = ((5, 10, 20, 40),) * 4
 
-COLUMNS = {
+ZACCONE_COLUMNS = {
     "ghbm-lenet": "CIFAR with LeNet; batch 64",
     "ghbm-resnet20": "CIFAR with ResNet-20; batch 64",
     "ghbm-shakespeare": "Shakespeare; batch 100",
     "ghbm-stackoverflow": "Stack Overflow; batch 16",
 }
-DECAY: tuple[Choice, ...] = (
+DECAY: tuple[Candidates, ...] = (
     (0.001, 0.0008, 0.0004),
     (0.0001, 0.00001),
     (0.0, 0.0001, 0.00001),
@@ -114,14 +114,14 @@ TABLE_7: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def _row(name: str, choices: dict[str, Any]) -> Row:
+def _row(name: str, choices: dict[str, Any]) -> SpaceRow:
     """A row of "mime opt=sgdm" is of mime, when its opt is sgdm."""
     method, _, word = name.partition(" ")
     key, _, value = word.partition("=")
-    return Row(method, choices, {key: value} if word else {})
+    return SpaceRow(method, choices, {key: value} if word else {})
 
 
-def _rows(table: dict[str, dict[str, Any]]) -> tuple[Row, ...]:
+def _rows(table: dict[str, dict[str, Any]]) -> tuple[SpaceRow, ...]:
     return tuple(_row(name, choices) for name, choices in table.items())
 
 
@@ -133,7 +133,7 @@ def _column(number: int, name: str) -> Space:
         if all(columns[number] is not None for columns in choices.values())
     }
     common = {"local.lr": LOCAL[number], "local.weight_decay": DECAY[number]}
-    about = f"Zaccone et al. 2025, Table 7: {COLUMNS[name]}"
+    about = f"Zaccone et al. 2025, Table 7: {ZACCONE_COLUMNS[name]}"
     return Space(name, about, common, _rows(rows))
 
 
@@ -158,17 +158,17 @@ MOMENTUM = Space(
     ),
 )
 
-SERVER = tuple(0.5 * k for k in range(1, 11))  # 0.5, 1.0, ..., 5.0
+SERVER_LRS = tuple(0.5 * k for k in range(1, 11))  # 0.5, 1.0, ..., 5.0
 DAMPED = (0.7, 0.9, 0.95)
 FEDGM = Space(
     "fedgm",
     "Sun et al. 2024, section 6.1; local.lr stays as it is",
     rows=_rows(
         {
-            "fedavg": {"server_lr": SERVER},
-            "fedavgm": {"eta": SERVER, "beta": DAMPED, "dampened": (True,)},
-            "fednag": {"eta": SERVER, "beta": DAMPED, "dampened": (True,)},
-            "fedgm": {"eta": SERVER, "beta": DAMPED, "nu": DAMPED},
+            "fedavg": {"server_lr": SERVER_LRS},
+            "fedavgm": {"eta": SERVER_LRS, "beta": DAMPED, "dampened": (True,)},
+            "fednag": {"eta": SERVER_LRS, "beta": DAMPED, "dampened": (True,)},
+            "fedgm": {"eta": SERVER_LRS, "beta": DAMPED, "nu": DAMPED},
         }
     ),
 )
@@ -182,7 +182,7 @@ FEDNOVA = Space(
 )
 
 FRESH = (0.1, 0.2, 0.5)  # weight of the fresh gradient
-KEPT = (0.5, 0.9, 0.95)  # of the old average
+MOMENTA = (0.5, 0.9, 0.95)  # of the old average
 QUICK = Space(
     "quick",
     "a first look: local.lr, and the method's own momentum",
@@ -190,8 +190,8 @@ QUICK = Space(
     rows=_rows(
         {name: {"beta": FRESH} for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr")}
         | {name: {"beta": FRESH} for name in ("scaffold-m-vr", "mb-storm", "ce-lsgd")}
-        | {name: {"beta": KEPT} for name in ("fedgm", "fedavgm", "fednag")}
-        | {name: {"beta": KEPT} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
+        | {name: {"beta": MOMENTA} for name in ("fedgm", "fedavgm", "fednag")}
+        | {name: {"beta": MOMENTA} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
         | {name: {"tau": (5, 10, 20)} for name in ("ghbm", "ghbm-server", "ghbm-theory")}
         | {name: {"beta": (0.5, 0.9, 1.0)} for name in ("local-ghbm", "fedhbm")}
         | {name: {"eta": (0.01, 0.03, 0.1)} for name in ("fedadam", "fedyogi", "fedadagrad")}
@@ -235,7 +235,7 @@ SEARCH = Space(
 SPACES: dict[str, Space] = {
     space.name: space
     for space in (
-        *(_column(number, name) for number, name in enumerate(COLUMNS)),
+        *(_column(number, name) for number, name in enumerate(ZACCONE_COLUMNS)),
         MOMENTUM,
         FEDGM,
         FEDNOVA,

@@ -1,8 +1,8 @@
 """Trials kept by Optuna in an SQLite file, a study a method.
 
 Only finished trials are written, each in one transaction: whatever kills a sweep leaves whole trials and nothing else.
-A trial that is under way lives in a study in memory, which knows all earlier trials of its method; its sampler is made
-anew for every trial from (seed, number), so that an interruption changes nothing.
+A trial that is running lives in a study in memory, which knows all earlier trials of its method; its sampler is made
+again for every trial from (seed, number), so that an interruption changes nothing.
 """
 
 import os
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.sweeps.plan import Plan, Search
-from undrift.experiments.sweeps.space import Choice, Range
+from undrift.experiments.sweeps.plan import MethodSearch, Plan
+from undrift.experiments.sweeps.space import Candidates, Range
 from undrift.experiments.sweeps.trial import Outcome, TrialDone
 from undrift.metrics.quality import higher_is_better
 
@@ -38,9 +38,9 @@ def optuna() -> Any:
 class Store:
     """The database of a sweep's directory."""
 
-    def __init__(self, directory: Path, labels: Iterable[str], figure: str):
-        self.optuna, self.figure, path = optuna(), figure, directory / DATABASE
-        self.direction = "maximize" if higher_is_better(figure) else "minimize"
+    def __init__(self, directory: Path, labels: Iterable[str], metric: str):
+        self.optuna, self.metric, path = optuna(), metric, directory / DATABASE
+        self.direction = "maximize" if higher_is_better(metric) else "minimize"
         if not path.exists():  # made aside: under its own name it is always whole
             aside = directory / f".{DATABASE}.part"
             aside.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class Store:
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise InvalidInput(
-                f"{path} cannot be used ({reason}): remove the directory and sweep anew"
+                f"{path} cannot be used ({reason}): remove the directory and start the sweep again"
             ) from error
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Store:
     def study(self, label: str) -> Any:
         return self.optuna.load_study(study_name=label, storage=self.storage)
 
-    def trials(self, search: Search) -> list[TrialDone]:
+    def trials(self, search: MethodSearch) -> list[TrialDone]:
         """The finished trials of a method."""
         return [
             self._read(search, trial.number, trial.params, trial.user_attrs)
@@ -77,15 +77,15 @@ class Store:
         ]
 
     def _read(
-        self, search: Search, number: int, chosen: dict[str, Any], kept: Mapping[str, Any]
+        self, search: MethodSearch, number: int, chosen: dict[str, Any], kept: Mapping[str, Any]
     ) -> TrialDone:
         ended = Outcome(kept["state"], tuple(kept["qualities"]), kept["reason"])
         ordered = {path: chosen[path] for path in search.choices}
         return TrialDone(
-            search.label, number, search.trials, self.figure, ordered, kept["words"], ended
+            search.label, number, search.trials, self.metric, ordered, kept["words"], ended
         )
 
-    def ask(self, search: Search, plan: Plan, rounds: int) -> "Asked":
+    def ask(self, search: MethodSearch, plan: Plan, rounds: int) -> "Asked":
         """The next trial of a method, with its parameters."""
         earlier = self.study(search.label).trials
         number = len(earlier)
@@ -105,10 +105,10 @@ class Store:
             return self.optuna.samplers.TPESampler(seed=seed)
         return self.optuna.samplers.RandomSampler(seed=seed)
 
-    def _distributions(self, choices: Mapping[str, Choice]) -> dict[str, Any]:
+    def _distributions(self, choices: Mapping[str, Candidates]) -> dict[str, Any]:
         kinds = self.optuna.distributions
 
-        def of(choice: Choice) -> Any:
+        def of(choice: Candidates) -> Any:
             if not isinstance(choice, Range):
                 return kinds.CategoricalDistribution(choice)
             if choice.whole:
@@ -119,9 +119,9 @@ class Store:
 
 
 class Asked:
-    """A trial under way."""
+    """A running trial."""
 
-    def __init__(self, store: Store, search: Search, study: Any, trial: Any):
+    def __init__(self, store: Store, search: MethodSearch, study: Any, trial: Any):
         self.store, self.search, self.study, self.trial = store, search, study, trial
         self.chosen: dict[str, Any] = trial.params
 

@@ -1,4 +1,4 @@
-"""A sweep in its directory: trials of every method in turn, gone on with after any interruption.
+"""A sweep in its directory: trials of every method in turn, resumable after any interruption.
 
 sweep.toml   the experiment, the space and the plan: a sweep that is called again must be the same
 sweep.db     finished trials (Optuna, SQLite)
@@ -24,18 +24,18 @@ from undrift.experiments.config.toml import Origin, from_dict, to_dict, to_toml
 from undrift.experiments.runs.files import lock, write_aside
 from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_methods
-from undrift.experiments.sweeps.plan import Plan, Search, searches
-from undrift.experiments.sweeps.space import space_from, space_words
+from undrift.experiments.sweeps.plan import MethodSearch, Plan, plan_searches
+from undrift.experiments.sweeps.space import space_from_dict, space_to_dict
 from undrift.experiments.sweeps.store import Asked, Store, optuna
 from undrift.experiments.sweeps.trial import (
     REPORTS,
     Outcome,
     TrialDone,
     best_of,
-    curves,
-    figure_of,
-    outcome,
-    outcomes,
+    group_curves,
+    judge_trial,
+    metric_of,
+    run_trials,
 )
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.metrics.quality import spread
@@ -43,7 +43,7 @@ from undrift.problems.model import ModelProblem
 from undrift.simulation.api import prepare
 
 SWEEP, TRIALS, BEST = "sweep.toml", "trials.csv", "best.toml"
-AT_ONCE = 64  # runs that are one computation
+RUNS_PER_BATCH = 64  # runs that are one computation
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,24 @@ class Sweep:
 
     problems   by seed, what trials run on: evaluated on held-out data, or on test data if the plan says so
     whole      the first seed's federation with all of its data
-    figure     what trials are judged by, the mean over `last` evaluated rounds
+    metric     what trials are judged by, the mean over `last` evaluated rounds
     """
 
     experiment: Experiment
     plan: Plan
-    searches: tuple[Search, ...]
+    searches: tuple[MethodSearch, ...]
     problems: Mapping[int, ModelProblem]
     whole: ModelProblem
-    figure: str
+    metric: str
     last: int
     checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Found:
+class SweepResult:
     """What a sweep has found of a method so far."""
 
-    search: Search
+    search: MethodSearch
     trials: tuple[TrialDone, ...]
     best: TrialDone | None
     edges: tuple[str, ...]  # parameters that might be better outside of the space
@@ -78,10 +78,10 @@ class Found:
         return sum(trial.outcome.state == state for trial in self.trials)
 
 
-def planned(experiment: Experiment, plan: Plan) -> Sweep:
+def plan_sweep(experiment: Experiment, plan: Plan) -> Sweep:
     """A sweep; everything in it is checked, so that nothing begins that cannot end."""
     optuna()
-    parts = tuple(searches(experiment, plan))
+    parts = tuple(plan_searches(experiment, plan))
     seeds = plan.seeds_of(experiment)
     judged = experiment.evaluation.model_copy(update={"metrics": ["test"]})
     made = {s: federation(experiment.model_copy(update={"evaluation": judged}), s) for s in seeds}
@@ -93,9 +93,9 @@ def planned(experiment: Experiment, plan: Plan) -> Sweep:
     for search in parts:
         first = check_values(experiment, search, whole).single(search.label, seeds[0])
         prepare(config_of(first, Federation(problems[seeds[0]], {})))
-    figure = figure_of(problems[seeds[0]])
+    metric = metric_of(problems[seeds[0]])
     last, checksums = plan.last_of(experiment), made[seeds[0]].checksums
-    return Sweep(experiment, plan, parts, problems, whole, figure, last, checksums)
+    return Sweep(experiment, plan, parts, problems, whole, metric, last, checksums)
 
 
 def run_sweep(experiment: Experiment, plan: Plan, directory: Path) -> Iterator[TrialDone]:
@@ -103,10 +103,10 @@ def run_sweep(experiment: Experiment, plan: Plan, directory: Path) -> Iterator[T
 
     Stopped at any moment, by any means, and called again, it finds what an uninterrupted sweep would have.
     """
-    return carried_out(planned(experiment, plan), directory)
+    return continue_sweep(plan_sweep(experiment, plan), directory)
 
 
-def carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
+def continue_sweep(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
     """The trials that are left of a sweep, in turn over its methods; refuses the directory of another sweep at once."""
     _claim(sweep, directory)
     return _carried_out(sweep, directory)
@@ -118,7 +118,7 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
     try:
         if sweep.experiment.threads is not None:
             torch.set_num_threads(sweep.experiment.threads)
-        store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
+        store = Store(directory, [search.label for search in sweep.searches], sweep.metric)
         done = {search.label: store.trials(search) for search in sweep.searches}
         _write(sweep, directory, done)
         ahead: dict[tuple[str, int], Outcome] = {}
@@ -138,7 +138,7 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
         held.release()
 
 
-def _one_computation(sweep: Sweep, search: Search) -> bool:
+def _one_computation(sweep: Sweep, search: MethodSearch) -> bool:
     """Whether trials are known beforehand, followed to their end, and of a model that is faster together."""
     engine = sweep.experiment.engine
     name = engine if isinstance(engine, str) else engine.engine
@@ -147,10 +147,10 @@ def _one_computation(sweep: Sweep, search: Search) -> bool:
     return search.points is not None and not sweep.plan.pruning and possible
 
 
-def _block(sweep: Sweep, search: Search, number: int) -> dict[tuple[str, int], Outcome]:
+def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, int], Outcome]:
     """The outcomes of a trial and its neighbours, computed at once; blocks are the same wherever a sweep goes on."""
     assert search.points is not None
-    size = max(1, AT_ONCE // len(sweep.problems))
+    size = max(1, RUNS_PER_BATCH // len(sweep.problems))
     begin = number // size * size
     experiments = [
         with_methods(
@@ -159,7 +159,7 @@ def _block(sweep: Sweep, search: Search, number: int) -> dict[tuple[str, int], O
         )
         for point in search.points[begin : begin + size]
     ]
-    found = outcomes(experiments, sweep.problems, sweep.figure, sweep.last)
+    found = run_trials(experiments, sweep.problems, sweep.metric, sweep.last)
     return {(search.label, begin + n): ended for n, ended in enumerate(found)}
 
 
@@ -175,9 +175,9 @@ def _tried(
         return asked.tell(ended, words)
     experiment = with_methods(sweep.experiment, {label: words})
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
-    ended = outcome(
-        curves(experiment, sweep.problems),
-        sweep.figure,
+    ended = judge_trial(
+        group_curves(experiment, sweep.problems),
+        sweep.metric,
         sweep.last,
         asked.trial if sweep.plan.pruning else None,
         every=-(-evaluations // REPORTS),
@@ -188,9 +188,9 @@ def _tried(
 # what was found
 
 
-def found(sweep: Sweep, directory: Path) -> list[Found]:
+def read_results(sweep: Sweep, directory: Path) -> list[SweepResult]:
     """What the trials so far say of every method."""
-    store = Store(directory, [search.label for search in sweep.searches], sweep.figure)
+    store = Store(directory, [search.label for search in sweep.searches], sweep.metric)
     try:
         trials = {search.label: store.trials(search) for search in sweep.searches}
     finally:
@@ -198,10 +198,10 @@ def found(sweep: Sweep, directory: Path) -> list[Found]:
     return [_found(sweep, search, trials[search.label]) for search in sweep.searches]
 
 
-def _found(sweep: Sweep, search: Search, trials: Sequence[TrialDone]) -> Found:
+def _found(sweep: Sweep, search: MethodSearch, trials: Sequence[TrialDone]) -> SweepResult:
     best = best_of(trials)
     at = () if best is None else tuple(edges(sweep.experiment, search, best.chosen, sweep.whole))
-    return Found(search, tuple(trials), best, at)
+    return SweepResult(search, tuple(trials), best, at)
 
 
 def best_experiment(
@@ -216,8 +216,8 @@ def best_experiment(
 # the directory
 
 
-def opened(directory: Path) -> tuple[Experiment, Plan]:
-    """The experiment and the plan of a sweep's directory, to go on with it."""
+def open_sweep(directory: Path) -> tuple[Experiment, Plan]:
+    """The experiment and the plan of a sweep's directory, to resume it."""
     path = directory / SWEEP
     if not path.is_file():
         raise InvalidInput(
@@ -225,10 +225,12 @@ def opened(directory: Path) -> tuple[Experiment, Plan]:
         )
     try:
         words = tomllib.loads(path.read_text(encoding="utf-8"))
-        space = space_from(words["space"], "space")
+        space = space_from_dict(words["space"], "space")
         return from_dict(words["experiment"], Origin(str(path))), Plan(space, **words["sweep"])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{path} cannot be used ({error}): sweep anew with --out NEW") from error
+        raise InvalidInput(
+            f"{path} cannot be used ({error}): start a new sweep with --out NEW"
+        ) from error
 
 
 def _words(sweep: Sweep) -> dict[str, Any]:
@@ -237,7 +239,7 @@ def _words(sweep: Sweep) -> dict[str, Any]:
     settings |= {"seeds": len(sweep.problems), "prune": plan.pruning, "last": sweep.last}
     return {
         "sweep": {name: value for name, value in settings.items() if value is not None},
-        "space": space_words(plan.space),
+        "space": space_to_dict(plan.space),
         "checksums": dict(sweep.checksums),
         "experiment": to_dict(sweep.experiment),
     }
@@ -292,11 +294,11 @@ def _table(done: Mapping[str, Sequence[TrialDone]], seeds: Sequence[int]) -> str
     """All trials as CSV: a column for each parameter that some method chooses, and for each seed."""
     trials = [trial for mine in done.values() for trial in mine]
     paths = list(dict.fromkeys(path for trial in trials for path in trial.chosen))
-    figure = trials[0].figure if trials else "quality"
+    metric = trials[0].metric if trials else "quality"
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    by_seed = [f"{figure} seed {seed}" for seed in seeds]
-    rows.writerow(["method", "trial", "state", figure, "std", *paths, *by_seed, "reason"])
+    by_seed = [f"{metric} seed {seed}" for seed in seeds]
+    rows.writerow(["method", "trial", "state", metric, "std", *paths, *by_seed, "reason"])
     for t in trials:
         values = list(t.outcome.qualities)
         quality = t.outcome.quality if values else ""

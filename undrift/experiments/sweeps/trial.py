@@ -42,7 +42,7 @@ class Watcher(Protocol):
     def should_prune(self) -> bool: ...
 
 
-def curves(
+def group_curves(
     experiment: Experiment, problems: Mapping[int, ModelProblem]
 ) -> Iterator[tuple[int, list[Metrics]]]:
     """Run a method with every seed, side by side: the metrics of all seeds after every evaluated round.
@@ -53,10 +53,10 @@ def curves(
         yield from _evaluated(each)
 
 
-def outcomes(
+def run_trials(
     experiments: Sequence[Experiment],
     problems: Mapping[int, ModelProblem],
-    figure: str,
+    metric: str,
     last: int,
 ) -> list[Outcome]:
     """How several trials end, all of them and all seeds as one computation where that can be."""
@@ -69,7 +69,7 @@ def outcomes(
         for each in rounds:
             yield from _evaluated(each[n * width : (n + 1) * width])
 
-    return [outcome(curve(n), figure, last, None) for n in range(len(experiments))]
+    return [judge_trial(curve(n), metric, last, None) for n in range(len(experiments))]
 
 
 def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[RunConfig]:
@@ -83,7 +83,7 @@ def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[
 def _side_by_side(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     """The rounds of runs; an item a run, its round or why it has ended."""
     first = runs[0]
-    if first.timed:
+    if first.timed or first.codec is not None:  # which one computation does not have
         alone = [to_the_end(prepare(run).play()) for run in runs]
         return (list(row) for row in zip(*alone, strict=False))
     return rounds_together(
@@ -110,9 +110,9 @@ def _evaluated(each: Sequence[Played]) -> Iterator[tuple[int, list[Metrics]]]:
         yield cast(Round, each[0]).round, metrics
 
 
-def outcome(
+def judge_trial(
     evaluated: Iterator[tuple[int, list[Metrics]]],
-    figure: str,
+    metric: str,
     last: int,
     watcher: Watcher | None,
     every: int = 1,
@@ -123,7 +123,7 @@ def outcome(
         for number, (round, metrics) in enumerate(evaluated):
             if not all(math.isfinite(m["loss"]) for m in metrics):
                 return Outcome("diverged", reason=f"the loss is not finite after round {round}")
-            seen.append([m[figure] for m in metrics])
+            seen.append([m[metric] for m in metrics])
             if watcher is not None and number % every == 0:
                 watcher.report(sum(seen[-1]) / len(metrics), round)
                 if watcher.should_prune():
@@ -135,7 +135,7 @@ def outcome(
     return Outcome("done", tuple(sum(values) / len(values) for values in zip(*seen, strict=True)))
 
 
-def figure_of(problem: ModelProblem) -> str:
+def metric_of(problem: ModelProblem) -> str:
     """What trials are judged by: accuracy where there is one, else loss."""
     return "accuracy" if "accuracy" in problem.evaluate(problem.x0) else "loss"
 
@@ -151,7 +151,7 @@ class TrialDone:
     label: str
     number: int
     of: int
-    figure: str
+    metric: str
     chosen: dict[str, Any]
     words: dict[str, Any]
     outcome: Outcome
@@ -162,5 +162,5 @@ def best_of(trials: Sequence[TrialDone]) -> TrialDone | None:
     done = [t for t in trials if t.outcome.state == "done"]
     if not done:
         return None
-    sign = 1 if higher_is_better(done[0].figure) else -1
+    sign = 1 if higher_is_better(done[0].metric) else -1
     return max(done, key=lambda t: sign * t.outcome.quality)

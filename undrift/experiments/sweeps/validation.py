@@ -5,7 +5,7 @@ import torch
 
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key, Purpose, generator
-from undrift.data.partitions import listed
+from undrift.data.assignment import ClientIndices
 from undrift.problems.model import ModelProblem
 
 SPLIT = 1  # the stream of Purpose.DATA that divides clients' data; stream 0 chooses test samples
@@ -29,7 +29,7 @@ def with_held_out(problem: ModelProblem, fraction: float, seed: int) -> ModelPro
         problem.loss,
         problem.X,
         problem.Y,
-        listed([samples[~held[samples]] for samples in mine]),
+        ClientIndices.from_lists([samples[~held[samples]] for samples in mine]),
         (problem.X[which], problem.Y[which]),
         problem.weights,
         problem.prepare,

@@ -4,8 +4,15 @@ The other engines visit clients; this one decides when.  A visit's whole course 
 follows from its key when it is dispatched, and its Down is fixed then too, so the work itself can be done at any moment
 before it is needed.
 
-    flight.py     what is under way: the live book and its record       clock.py      sending out, keeping account
-    line.py       who is asked next                                     ahead.py      answers, many at once
-    cohorts.py    rounds of one cohort: Synchronous, Deadline           buffered.py   steps of a Buffer
-    engine.py     the run
+    population.py          devices, links and dropouts: system heterogeneity
+    availability.py        when clients are there
+    policies.py            when the server steps: Synchronous, Deadline, Buffer
+    events.py              the run: which transport, from which state
+    async_state.py         visits in flight: the live state, and its snapshot as tensors
+    clock.py               dispatching clients, and keeping account of their visits
+    client_queue.py        who is asked next
+    virtual_transport.py   rounds of one cohort: Synchronous, Deadline
+    buffered_rounds.py     a server step whenever the buffer is full, in virtual time or on real nodes
+    virtual_buffer.py      clients of a buffered server in virtual time
+    lookahead.py           answers computed ahead, many at once
 """

@@ -84,7 +84,7 @@ def course(
 
 @record
 class AsyncSnapshot:
-    """The state as tensors: a row for every visit under way, for every model sent, for every client seen."""
+    """The state as tensors: a row for every visit in flight, for every model sent, for every client seen."""
 
     clock: Tensor  # time, when to ask again, and the four sums of Tally
     counts: Tensor  # cohorts drawn, how far the last one was asked, dispatches

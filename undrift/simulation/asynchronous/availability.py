@@ -22,9 +22,9 @@ from undrift.core.rng import Key, Purpose, stream
 Window: TypeAlias = tuple[float, float]  # from, to; (inf, inf): never again
 
 EVER: Window = (-math.inf, math.inf)
-NEVER: Window = (math.inf, math.inf)
+NEVER_AVAILABLE: Window = (math.inf, math.inf)
 HOUR, DAY = 3600.0, 86400.0
-BLOCK = 64  # slots that one stream of random numbers decides
+SLOTS_PER_STREAM = 64  # slots that one stream of random numbers decides
 
 
 class Availability(Protocol):
@@ -75,9 +75,9 @@ class Chance:
 
     def _slots(self, seed: int, client: int, first: int) -> Iterator[tuple[int, bool]]:
         """Every slot from the first on, and whether the client is there."""
-        for block in count(first // BLOCK):
-            drawn = stream(Purpose.PRESENCE, Key(seed, block), client).random(BLOCK)
-            for slot, u in enumerate(drawn.tolist(), start=block * BLOCK):
+        for block in count(first // SLOTS_PER_STREAM):
+            drawn = stream(Purpose.PRESENCE, Key(seed, block), client).random(SLOTS_PER_STREAM)
+            for slot, u in enumerate(drawn.tolist(), start=block * SLOTS_PER_STREAM):
                 if slot >= first:
                     yield slot, u < self.q
 
@@ -165,7 +165,7 @@ class Trace:
         """A CSV file with the columns client, from, to; or FedScale's availability trace as JSON.
 
         FedScale's file holds, by device, the moments `active` and `inactive` at which intervals begin and end, and
-        `finish_time`, after which the device begins anew.  Its devices are shared out among clients (`reuse`).
+        `finish_time`, after which the device's trace repeats.  Its devices are shared out among clients (`reuse`).
         """
         path = Path(path)
         if not path.exists():
@@ -225,13 +225,13 @@ class Trace:
         device = self._devices[client % len(self._devices)] if self.reuse else client
         windows = self._merged.get(device)
         if windows is None:
-            return NEVER
+            return NEVER_AVAILABLE
         period = self._periods[device]
         base = 0.0 if period == math.inf else math.floor(time / period) * period
         place = bisect_right(self._ends[device], time - base)
         if place == len(windows):
             if period == math.inf:
-                return NEVER
+                return NEVER_AVAILABLE
             base, place = base + period, 0
         begin, end = windows[place]
         around = end == period and windows[0][0] == 0  # present over the seam of two periods

@@ -26,7 +26,7 @@ class Updates:
 
 
 class AsyncTransport(Transport, Protocol):
-    """Clients that work while the server steps.  Between two steps, states and messages under way are its own business."""
+    """Clients that work while the server steps.  Between two steps, states and messages in flight are its own business."""
 
     def initialise(self, server: Any) -> PlayedRound | None:
         """The initialisation round with everyone, if the method has one and it has not taken place."""

@@ -8,10 +8,10 @@ from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.participation import Draw, Fixed
 from undrift.simulation.transport import RunPlan
 
-PATIENCE = 1000  # clients asked in vain before the server waits
+CLIENTS_ASKED = 1000  # clients asked in vain before the server waits
 
 
-class Found(NamedTuple):
+class NextClient(NamedTuple):
     client: int
     drawn: int | None  # how often, where that is its weight
     until: float  # when it leaves
@@ -34,17 +34,21 @@ class ClientQueue:
         self.live.cohorts, self.live.taken = self.live.cohorts + 1, 0
         return len(self._cohort().clients)
 
-    def ask(self, wanted: int, stay: bool = False, thorough: bool = False) -> list[Found]:
+    def ask(self, wanted: int, stay: bool = False, thorough: bool = False) -> list[NextClient]:
         """Clients that are there and free, at most so many.
 
         `stay`: of the cohort begun only.  `live.wake` becomes the moment at which one of those who are away comes back.
         """
         live, N = self.live, self.plan.problem.N
         live.wake = math.inf
-        found: list[Found] = []
+        found: list[NextClient] = []
         asked: set[int] = set()
         idle = N - len(live.busy)
-        tries = 20 * N + PATIENCE if thorough else PATIENCE + 100 * wanted + 2 * len(live.busy)
+        tries = (
+            20 * N + CLIENTS_ASKED
+            if thorough
+            else CLIENTS_ASKED + 100 * wanted + 2 * len(live.busy)
+        )
         while len(found) < wanted and len(asked) < idle and tries > 0:
             tries -= 1
             draw = self._cohort()
@@ -60,7 +64,9 @@ class ClientQueue:
             asked.add(client)
             window = self.population.availability.window(self.plan.seed, client, live.time)
             if window[0] <= live.time:
-                found.append(Found(client, draw.counts[place] if draw.counts else None, window[1]))
+                found.append(
+                    NextClient(client, draw.counts[place] if draw.counts else None, window[1])
+                )
             else:
                 live.wake = min(live.wake, window[0])
         return found

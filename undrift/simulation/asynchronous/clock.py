@@ -127,7 +127,7 @@ class VirtualClock:
 
     def deserted(self, t: int) -> Deserted:
         return Deserted(
-            f"round {t}: nobody is left: at {self.live.time:g} virtual seconds no client is under way and none that "
+            f"round {t}: nobody is left: at {self.live.time:g} virtual seconds no client is at work and none that "
             "participation names will be available again",
             t,
             None,

@@ -16,40 +16,42 @@ from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.asynchronous.virtual_buffer import VirtualBuffer
 from undrift.simulation.asynchronous.virtual_transport import VirtualTransport
 from undrift.simulation.driver import play as play_rounds
-from undrift.simulation.engines import Choice
+from undrift.simulation.engines import EngineChoice
 from undrift.simulation.results import Round, State
 from undrift.simulation.transport import RunPlan
 
-NAMES = {"events": "auto", "events-sequential": "sequential", "events-batched": "batched"}
+EVENT_ENGINES = {"events": "auto", "events-sequential": "sequential", "events-batched": "batched"}
 
 
-def asked_for(engine: str | Choice, population: Any, server: Any) -> bool:
+def asked_for(engine: str | EngineChoice, population: Any, server: Any) -> bool:
     """Whether a run is to be in virtual time."""
     given = population is not None or server is not None
-    if isinstance(engine, Choice) and engine.engine == "ray":
+    if isinstance(engine, EngineChoice) and engine.engine == "ray":
         engine = "ray"
-    if given and isinstance(engine, str) and engine not in (*NAMES, "auto"):
+    if given and isinstance(engine, str) and engine not in (*EVENT_ENGINES, "auto"):
         raise InvalidInput(
             f"population and server are for runs in virtual time: use engine='events', not {engine!r}"
         )
-    return given or engine in NAMES
+    return given or engine in EVENT_ENGINES
 
 
-def inner_engine(engine: str | Choice, population: Population, problem: Problem) -> str | Choice:
+def inner_engine(
+    engine: str | EngineChoice, population: Population, problem: Problem
+) -> str | EngineChoice:
     """The engine that visits clients: not compiled, since who is computed together differs from time to time.
 
     Where nothing takes time there is a reference to be equal to, bit for bit: the sequential engine.
     """
-    if isinstance(engine, Choice):
+    if isinstance(engine, EngineChoice):
         return engine
-    inner = NAMES.get(engine, "auto")
+    inner = EVENT_ENGINES.get(engine, "auto")
     if inner != "auto":
         return inner
     prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
     return "sequential" if population.instant else prefers
 
 
-def play(
+def play_events(
     plan: RunPlan,
     population: Population,
     policy: ServerPolicy,
@@ -73,7 +75,7 @@ def empty_snapshot(down: Any) -> AsyncSnapshot:
 
 
 def has_visits(in_flight: Any) -> bool:
-    """Whether clients are under way."""
+    """Whether visits are in flight."""
     return isinstance(in_flight, AsyncSnapshot) and len(in_flight.visits) > 0
 
 

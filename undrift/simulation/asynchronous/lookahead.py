@@ -1,4 +1,4 @@
-"""Answers of clients that are under way, computed for many of them at once.
+"""Answers of clients at work, computed for many of them at once.
 
 What a visit will answer is fixed when it is dispatched: its Down, the client's state and the key of its randomness do not
 change before the server has used it.  So the first answer that is needed brings others along, as many as fit a chunk,
@@ -24,7 +24,9 @@ from undrift.simulation.engines import engine_of
 from undrift.simulation.participants import Participants
 from undrift.simulation.transport import RunPlan
 
-Row: TypeAlias = tuple[Any, list[Tensor]]  # a record, for its form, and one client's tensors of it
+AnswerRow: TypeAlias = tuple[
+    Any, list[Tensor]
+]  # a record, for its form, and one client's tensors of it
 
 
 class Lookahead:
@@ -33,7 +35,7 @@ class Lookahead:
     def __init__(self, plan: RunPlan, live: AsyncState, clients: ClientStates):
         self.plan, self.live, self.clients = plan, live, clients
         self.waiting: dict[int, Visit] = {}  # by client
-        self.answers: dict[int, tuple[Row, Row]] = {}  # by client: Up and state
+        self.answers: dict[int, tuple[AnswerRow, AnswerRow]] = {}  # by client: Up and state
         # Until a method asks for the round, which clients on different models do not share.
         self.mixed = plan.choice.engine == "batched" and isinstance(plan.problem, DrawsByRound)
         self._rule = lru_cache(10_000)(self._rule_of)
@@ -116,7 +118,7 @@ class Lookahead:
             yield ClientResults([i], _join([up]), _join([state]))
 
 
-def _rows(record: Any, count: int) -> list[Row]:
+def _rows(record: Any, count: int) -> list[AnswerRow]:
     """Each client's part of an answer; all of it where it has not a row a client, which is then found out."""
     whole = tensors(record)
     if not whole or any(t.dim() == 0 or len(t) != count for t in whole):
@@ -125,14 +127,14 @@ def _rows(record: Any, count: int) -> list[Row]:
     return [(record, [column[row] for column in columns]) for row in range(count)]
 
 
-def _are_alike(rows: Sequence[Row]) -> bool:
+def _are_alike(rows: Sequence[AnswerRow]) -> bool:
     """Whether rows are of one form, so that they can be joined."""
     if len(rows) == 1:
         return True
     return len({(type(form), *((t.shape, t.dtype) for t in row)) for form, row in rows}) == 1
 
 
-def _join(rows: Sequence[Row]) -> Any:
+def _join(rows: Sequence[AnswerRow]) -> Any:
     """Rows as one record."""
     if len(rows) == 1:
         return rebuild(rows[0][0], iter(rows[0][1]))

@@ -100,10 +100,10 @@ class Table:
         return self.values[client]
 
 
-Value: TypeAlias = float | LogNormal | Tiers | Table  # a number is the same for all
+DeviceValue: TypeAlias = float | LogNormal | Tiers | Table  # a number is the same for all
 
 
-def _of(value: Value | None, client: int, z: float, u: float) -> float:
+def _of(value: DeviceValue | None, client: int, z: float, u: float) -> float:
     if value is None:
         return math.inf
     return float(value) if isinstance(value, int | float) else value.of(client, z, u)
@@ -137,9 +137,9 @@ def _check(kind: str, name: str, value: Any, within: str) -> None:
 class Link:
     """latency: seconds a message takes each way besides its bytes; down, up: bytes a second, None = no limit."""
 
-    latency: Value = 0.0
-    down: Value | None = None
-    up: Value | None = None
+    latency: DeviceValue = 0.0
+    down: DeviceValue | None = None
+    up: DeviceValue | None = None
 
     def __post_init__(self) -> None:
         _check("Link", "latency", self.latency, "[0, inf)")
@@ -188,7 +188,7 @@ class Population:
     1000000.0
     """
 
-    pace: Value = 0.0
+    pace: DeviceValue = 0.0
     link: Link = Link()
     availability: Availability = Always()
     dropout: Dropout = Dropout()
@@ -222,7 +222,7 @@ class Population:
         self.availability.check(N)
 
     @cached_property
-    def _values(self) -> dict[str, Value | None]:
+    def _values(self) -> dict[str, DeviceValue | None]:
         link = self.link
         return {"pace": self.pace, "latency": link.latency, "down": link.down, "up": link.up}
 

@@ -17,11 +17,11 @@ from undrift.simulation.client_states import StagedStates
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw, Fixed
 from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, visit
+from undrift.simulation.transport import NOBODY, visit_clients
 
 
 class VirtualTransport:
-    """Clients that take time; nothing is under way between two rounds."""
+    """Clients that take time; nothing is in flight between two rounds."""
 
     def __init__(self, clock: VirtualClock, policy: ServerPolicy):
         self.clock, self.plan, self.policy = clock, clock.plan, policy
@@ -113,7 +113,7 @@ class VirtualTransport:
             steps=[v.steps for v in came],
             share=[share[v.client] for v in came],
         )
-        part = visit(plan, exchange, down, self.clock.clients, present, key)
+        part = visit_clients(plan, exchange, down, self.clock.clients, present, key)
         self.staged.stage(part.states)
         return reply_of(part, present, plan.problem, plan.solver(key.round), key)
 

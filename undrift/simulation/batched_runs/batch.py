@@ -20,7 +20,7 @@ from undrift.simulation.batched_runs.trials import Played, SharedConfig, Trial, 
 from undrift.simulation.client_states import ClientStates, half_of_memory
 from undrift.simulation.driver import play_exchanges
 from undrift.simulation.engines.choice import (
-    Choice,
+    EngineChoice,
     checked_for_torch,
     cohort_size,
     step_seconds,
@@ -79,10 +79,10 @@ class Batch:
         how = compiled if choice.engine == "compiled" else "batched"
         log.info("engine: %d runs as one computation, %s", len(runs), how)
         for run in runs:  # refuses what cannot run, before the first round
-            shared.play_alone(run, Choice("batched"))
+            shared.play_alone(run, EngineChoice("batched"))
         firsts = [shared.config(run).first_state() for run in runs]
         S = cohort_size(runs[0].problem, shared.participation)
-        self.careful = Choice("batched", S)  # of runs that leave: not worth compiling for
+        self.careful = EngineChoice("batched", S)  # of runs that leave: not worth compiling for
         self.servers = stack_records([first.server for first in firsts])
         self.initial = [first.clients.initial for first in firsts]
         budget = half_of_memory() // len(leaders)
@@ -125,7 +125,7 @@ class Batch:
             by_trial = dict(zip(self.order, found, strict=True))
             yield [cast(Played, by_trial[n]) for n in range(len(self.runs))]
 
-    def _leave(self, runs: Sequence[int], t: int, engine: str | Choice) -> None:
+    def _leave(self, runs: Sequence[int], t: int, engine: str | EngineChoice) -> None:
         """Let runs go on alone with round t."""
         self.transport.rollback()
         for r in runs:
@@ -183,17 +183,21 @@ class Batch:
                 raise NotBatchable("the method's server does not treat the rows of a vector apart")
 
 
-def _choose(shared: SharedConfig, problem: StackedProblem, run: Trial) -> Choice:
+def _choose(shared: SharedConfig, problem: StackedProblem, run: Trial) -> EngineChoice:
     """Whether visits are compiled: as asked for, or if the runs are long enough to repay it."""
     engine = shared.engine
-    if isinstance(engine, Choice) and engine.engine in ("batched", "compiled"):
+    if isinstance(engine, EngineChoice) and engine.engine in ("batched", "compiled"):
         return checked_for_torch(engine)
     if engine in ("batched", "compiled"):
-        return checked_for_torch(Choice(str(engine)))
+        return checked_for_torch(EngineChoice(str(engine)))
     if engine != "auto":
-        name = engine.engine if isinstance(engine, Choice) else engine
+        name = engine.engine if isinstance(engine, EngineChoice) else engine
         raise NotBatchable(f"engine {name!r} computes one run at a time")
-    return Choice("compiled", since=2) if _repays(shared, problem, run) else Choice("batched")
+    return (
+        EngineChoice("compiled", since=2)
+        if _repays(shared, problem, run)
+        else EngineChoice("batched")
+    )
 
 
 def _repays(shared: SharedConfig, problem: StackedProblem, run: Trial) -> bool:

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.rng import Key
 from undrift.problems.evaluation import evaluate_each, in_batches
-from undrift.problems.minibatches import Minibatches, Source, draw, sources
+from undrift.problems.minibatches import Minibatches, Source, draw_minibatches, sources
 from undrift.problems.model import ModelProblem
 
 Visitor = tuple[int, int]  # the number of a seed, and a client of its
@@ -52,7 +52,7 @@ class StackedProblem:
                 found[:, begin:end] = self.problems[s].index[positions[:, begin:end]]
             return found
 
-        return draw(each, counts, batch, self.first.seeded, self.first.augment, numbers)
+        return draw_minibatches(each, counts, batch, self.first.seeded, self.first.augment, numbers)
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
         samples, counts = minibatches.samples[:, k], minibatches.counts[:, k]

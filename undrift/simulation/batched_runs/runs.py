@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import InvalidInput
 from undrift.simulation.batched_runs.batch import Batch, own_state
 from undrift.simulation.batched_runs.trials import Played, SharedConfig, Trial, batchable_sets
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.checks import fit_to_run
+from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.participation import Everyone, Participation
 from undrift.simulation.results import Best, Result, Round, State, better
 
@@ -20,7 +22,7 @@ def run_together(
     *,
     rounds: int,
     participation: Participation | None = None,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     evaluate_every: int = 1,
 ) -> list[Result]:
     """Run trials that differ in seeds, step sizes or other floats as one computation; each equals `ud.run` alone.
@@ -66,7 +68,7 @@ def rounds_together(
     *,
     rounds: int,
     participation: Participation | None = None,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     evaluate_every: int = 1,
 ) -> Iterator[list[Played]]:
     """The same round by round: an item per trial, its round or, after its end, why it has ended.
@@ -76,6 +78,10 @@ def rounds_together(
     if not trials:
         raise InvalidInput("no trials to run: give at least one")
     participation = Everyone() if participation is None else participation
+    trials = [
+        replace(t, algorithm=fit_to_run(t.algorithm, t.problem.N, participation, rounds))
+        for t in trials
+    ]
     shared = SharedConfig(rounds, participation, engine, evaluate_every)
     sets = [
         (members, _play([trials[n] for n in members], shared)) for members in batchable_sets(trials)

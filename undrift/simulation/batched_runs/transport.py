@@ -24,7 +24,7 @@ from undrift.simulation.results import Round
 from undrift.simulation.transport import RunPlan
 
 # in bytes, of a vector of all rows that are computed at once: a few of them fit into a processor's cache
-CHUNK_BYTES = 2**23
+STACKED_CHUNK_BYTES = 2**23
 
 
 class NonFiniteRuns(Exception):
@@ -246,7 +246,7 @@ class BatchedTransport:
         """How the rows of a cohort of S clients are divided."""
         if S not in self.layouts:
             row = self.problem.x0.numel() * self.problem.x0.element_size()
-            most = max(1, CHUNK_BYTES // (row * self.width))  # visitors at a time
+            most = max(1, STACKED_CHUNK_BYTES // (row * self.width))  # visitors at a time
             seeds, clients = divide(len(self.clients), most // S), divide(S, most)
             runs = torch.arange(len(self.locals)).view(len(self.clients), 1, self.width)
             self.layouts[S] = [

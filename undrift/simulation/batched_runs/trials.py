@@ -12,7 +12,7 @@ from undrift.core.errors import Stopped
 from undrift.local import Local
 from undrift.problems import Problem
 from undrift.simulation.api import RunConfig, prepare
-from undrift.simulation.engines.choice import Choice
+from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.participation import Participation
 from undrift.simulation.results import Round, State
 
@@ -61,10 +61,10 @@ class SharedConfig:
 
     rounds: int
     participation: Participation
-    engine: str | Choice
+    engine: str | EngineChoice
     evaluate_every: int
 
-    def config(self, trial: Trial, engine: str | Choice | None = None) -> RunConfig:
+    def config(self, trial: Trial, engine: str | EngineChoice | None = None) -> RunConfig:
         """A trial as a run by itself."""
         return RunConfig(
             trial.algorithm,
@@ -79,7 +79,7 @@ class SharedConfig:
         )
 
     def play_alone(
-        self, trial: Trial, engine: str | Choice | None = None, start: State | None = None
+        self, trial: Trial, engine: str | EngineChoice | None = None, start: State | None = None
     ) -> Iterator[Played]:
         """The rounds of a trial by itself, checked at once; then, if it ends early, why, again and again."""
         config = self.config(trial, engine)

@@ -10,16 +10,16 @@ What is done with results (decoding, checks, sums, bytes) is the same for all: s
 """
 
 from undrift.simulation.engines.batched import batched
-from undrift.simulation.engines.choice import Choice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose
 from undrift.simulation.engines.compiled import compiled, compiled_one_by_one
 from undrift.simulation.engines.memory import keep_freed_memory
 from undrift.simulation.engines.request import Engine, Request
 from undrift.simulation.engines.sequential import sequential, threaded
 
-__all__ = ["Choice", "Engine", "Request", "choose", "engine_of"]
+__all__ = ["EngineChoice", "Engine", "Request", "choose", "engine_of"]
 
 
-def engine_of(choice: Choice, round: int) -> Engine:
+def engine_of(choice: EngineChoice, round: int) -> Engine:
     """The engine that a choice means in a round; on Ray, inside each worker."""
     keep_freed_memory()
     choice = choice.inner

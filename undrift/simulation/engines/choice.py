@@ -20,7 +20,7 @@ from undrift.simulation.participation import Participation
 
 log = logging.getLogger("undrift")
 
-NAMES = ("sequential", "batched", "compiled")  # in one process
+ENGINES = ("sequential", "batched", "compiled")  # in one process
 CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take on a processor
 VECTORS_PER_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 
@@ -34,7 +34,7 @@ SAVED, SAVED_ONE_BY_ONE = 0.8, 0.1
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """An engine and its settings: with the same choice, a run gives the same bits.
 
     engine    "sequential", "batched", "compiled" or "ray"
@@ -45,8 +45,8 @@ class Choice:
     shards    ray: in so many parts the clients of an exchange are added up; any number of workers gives the same bits
     inside    ray: the engine of each worker
 
-    >>> Choice(**Choice("batched", chunk=10).json())
-    Choice(engine='batched', chunk=10, workers=None, since=1, shards=None, inside=None)
+    >>> EngineChoice(**EngineChoice("batched", chunk=10).json())
+    EngineChoice(engine='batched', chunk=10, workers=None, since=1, shards=None, inside=None)
     """
 
     engine: str
@@ -57,8 +57,8 @@ class Choice:
     inside: str | None = None
 
     def __post_init__(self) -> None:
-        if self.engine not in (*NAMES, "ray"):
-            raise unknown("engine", str(self.engine), [*NAMES, "auto", "events", "ray"])
+        if self.engine not in (*ENGINES, "ray"):
+            raise unknown("engine", str(self.engine), [*ENGINES, "auto", "events", "ray"])
         check_value("run", "chunk", self.chunk, int, within="[1, inf)")
         check_value("run", "workers", self.workers, int, None, within="[1, inf)")
         check_value("run", "since", self.since, int, within="[1, inf)")
@@ -74,8 +74,8 @@ class Choice:
             raise InvalidInput(f"shards and inside are for engine 'ray', not '{self.engine}'")
 
     def _check_ray(self) -> None:
-        if self.inside is not None and self.inside not in NAMES:
-            raise unknown("engine inside a worker:", str(self.inside), NAMES)
+        if self.inside is not None and self.inside not in ENGINES:
+            raise unknown("engine inside a worker:", str(self.inside), ENGINES)
         if self.workers and self.shards and self.workers > self.shards:
             raise InvalidInput(
                 f"{self.workers} workers have nothing to do but {self.shards} shards: use as many shards, or fewer workers"
@@ -91,13 +91,13 @@ class Choice:
         return self.engine == "compiled" and t >= self.since
 
     @property
-    def inner(self) -> "Choice":
+    def inner(self) -> "EngineChoice":
         """What visits clients: inside each worker on Ray, else the choice itself."""
         if self.engine != "ray":
             return self
-        return Choice(self.inside or "sequential", self.chunk, since=self.since)
+        return EngineChoice(self.inside or "sequential", self.chunk, since=self.since)
 
-    def uncompiled(self) -> "Choice":
+    def uncompiled(self) -> "EngineChoice":
         """The same without a compiler."""
         eager = "sequential" if self.inner.one_by_one else "batched"
         if self.engine == "ray":
@@ -126,11 +126,11 @@ def choose(
     rounds: int,
     participation: Participation,
     local: Local,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
     chunk: int | None = None,
     workers: int | None = None,
     concurrency: int | None = None,
-) -> Choice:
+) -> EngineChoice:
     """The engine that suits a run in one process: as asked for, or by model, cohort, steps, rounds and threads.
 
     Convolutions and recurrent layers run one client after another, each worker on a core of its own; other models run in
@@ -140,16 +140,16 @@ def choose(
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
     >>> choose(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
-    Choice(engine='batched', chunk=3, workers=None, since=1, shards=None, inside=None)
+    EngineChoice(engine='batched', chunk=3, workers=None, since=1, shards=None, inside=None)
     """
-    if isinstance(engine, Choice):
+    if isinstance(engine, EngineChoice):
         check_possible(engine.engine, problem)
         return checked_for_torch(engine)
     prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
     name = engine
     if name == "auto":
         name = "sequential" if workers else prefers
-    Choice(name, chunk or 1, workers)  # refuses what is wrong before anything is tried
+    EngineChoice(name, chunk or 1, workers)  # refuses what is wrong before anything is tried
     check_possible(name, problem)
     most = chunk_by_memory(problem, local)
     one_by_one = workers is not None or (prefers == "sequential" and chunk in (None, 1))
@@ -159,19 +159,19 @@ def choose(
             raise InvalidInput(f"workers cannot compute this problem side by side: {apart}")
         if engine != "sequential" and workers is None and not apart and torch.get_num_threads() > 1:
             workers = torch.get_num_threads()
-        choice = Choice(name, workers=workers)
-        compiled = Choice("compiled", workers=workers, since=2)
+        choice = EngineChoice(name, workers=workers)
+        compiled = EngineChoice("compiled", workers=workers, since=2)
         if prefers != "sequential":  # one by one by request: what auto would compile are chunks
             return checked_for_torch(choice)
     else:
         chunk = chunk or min(most, concurrency or cohort_size(problem, participation))
-        choice, compiled = Choice(name, chunk), Choice("compiled", chunk, since=2)
+        choice, compiled = EngineChoice(name, chunk), EngineChoice("compiled", chunk, since=2)
     if engine == "auto" and _repays(compiled, problem, rounds, participation, local):
         return compiled
     return checked_for_torch(choice)
 
 
-def checked_for_torch(choice: Choice) -> Choice:
+def checked_for_torch(choice: EngineChoice) -> EngineChoice:
     """The same choice, or after a line of notice the uncompiled one where this version of torch may not compile."""
     why = untested_torch()
     if why is None or "compiled" not in (choice.engine, choice.inside):
@@ -241,7 +241,7 @@ def cpp_compiler() -> str | None:
 
 
 def _repays(
-    choice: Choice, problem: Problem, rounds: int, participation: Participation, local: Local
+    choice: EngineChoice, problem: Problem, rounds: int, participation: Participation, local: Local
 ) -> bool:
     """Whether compiled visits would save more than compiling takes."""
     batchable = not isinstance(problem, PrefersEngine) or problem.not_batched is None
@@ -253,7 +253,7 @@ def _repays(
 
 
 def gradient_seconds(
-    choice: Choice, problem: Problem, rounds: int, participation: Participation, local: Local
+    choice: EngineChoice, problem: Problem, rounds: int, participation: Participation, local: Local
 ) -> float:
     """How long the gradients of a run take uncompiled, estimated from their operations."""
     clients = min(choice.chunk, problem.N)
@@ -263,13 +263,13 @@ def gradient_seconds(
 
 
 def explain(
-    choice: Choice,
+    choice: EngineChoice,
     problem: Problem,
     *,
     rounds: int,
     participation: Participation,
     local: Local,
-    engine: str | Choice = "auto",
+    engine: str | EngineChoice = "auto",
 ) -> str:
     """Why a run has this engine, in a sentence.
 

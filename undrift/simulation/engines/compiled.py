@@ -142,12 +142,12 @@ class Programs:
                 return self._note(spec)
             key = structure, visit.minibatch_forms(spec)
             if key not in self.visits:
-                self.visits[key] = attempt(lambda: build(visit, spec))
+                self.visits[key] = attempt(lambda: build_program(visit, spec))
             built = self.visits[key]
         if isinstance(built, CannotCompile):
             return self._note(built)
         program, up, kept = built
-        return run(program, visit, spec, up, kept)
+        return run_program(program, visit, spec, up, kept)
 
     def _note(self, why: CannotCompile) -> None:
         """Report once that something is not compiled."""
@@ -156,18 +156,18 @@ class Programs:
             log.warning("not compiled: %s", why)
 
 
-def build(visit: TracedVisit, spec: VisitSpec) -> tuple[CompiledVisit, Any, Any]:
+def build_program(visit: TracedVisit, spec: VisitSpec) -> tuple[CompiledVisit, Any, Any]:
     """The programs of a visit, verified, with records like those that it returns."""
     examples = [visit.step_inputs(loop, only=1)[0] for loop in spec.loops]
     program = compile_visit(
         visit.function(spec), visit.inputs(spec), examples, visit.layout, visit.overwritten
     )
     up, kept = (map_tensors(lambda t: torch.empty(0), each) for each in (visit.up, visit.kept))
-    verify(program, visit, spec, up, kept)
+    verify_program(program, visit, spec, up, kept)
     return program, up, kept
 
 
-def run(
+def run_program(
     program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any
 ) -> tuple[Any, Any, Tensor]:
     """One visit with compiled programs."""
@@ -194,7 +194,9 @@ class _DisturbedWork(Work):
         return super().loop(disturbed, *start, steps=steps)
 
 
-def verify(program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any) -> None:
+def verify_program(
+    program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any
+) -> None:
     """Raise CannotCompile unless the program computes what the uncompiled visit does, from random states and messages."""
 
     def uncompiled(down: Any, client: Any, disturb: Noise) -> list[Tensor]:
@@ -211,7 +213,7 @@ def verify(program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any,
         disturbed = uncompiled(down, client, noise(generator))
         own = map_tensors(torch.clone, client)  # which is written over
         again = TracedVisit(visit.algorithm, down, own, visit.work, visit.weights)
-        sent, new, _ = run(program, again, spec, up, kept)
+        sent, new, _ = run_program(program, again, spec, up, kept)
         if same_up_to_rounding([*tensors(sent), *tensors(new)], expected, disturbed):
             return
     raise CannotCompile("its program computes something else, so torch compiles it wrongly")
@@ -225,7 +227,9 @@ def attempt(make: Callable[[], T]) -> T | CannotCompile:
             return make()
     except Exception as error:  # torch raises many kinds for what it cannot trace or compile
         if isinstance(error, CannotCompile):
-            return CannotCompile(*error.args)  # anew: this one holds all that it was raised in
+            return CannotCompile(
+                *error.args
+            )  # a new one: the old holds all frames it was raised in
         return CannotCompile(f"{type(error).__name__}: {first_line(error)}")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.compiler import CannotCompile, Layout, Tracer
+from undrift.compiler import CannotCompile, Layout, Tracer, kernels
 from undrift.compiler.inductor import fake_mode
 from undrift.core.algorithm import Algorithm, exchanges_of
 from undrift.core.batched_scalar import BatchedScalar, is_zero
@@ -31,7 +31,7 @@ from undrift.core.records import (
     rebuild,
     tensors,
 )
-from undrift.core.rng import Distribution, Purpose, draw
+from undrift.core.rng import Distribution, Purpose, draw_numbers
 from undrift.core.work import Ones, Solver, Work
 from undrift.problems.protocols import LimitsCompiling, Traceable
 
@@ -66,7 +66,7 @@ class _Opened:
         return found
 
 
-def opened(algorithm: Any) -> Any:
+def open_record(algorithm: Any) -> Any:
     """A method as a tree whose floats can be found and replaced."""
     if is_dataclass(algorithm):
         return algorithm
@@ -130,7 +130,7 @@ def with_floats(tree: Any, floats: Iterator[Tensor], held: Iterator[Tensor]) -> 
 
 
 def code_of(local: Any) -> Hashable:
-    """Which code a method's `local` is; raises CannotCompile for code that is made anew for every round."""
+    """Which code a method's `local` is; raises CannotCompile for code that is created again in every round."""
     if isinstance(local, MethodType):
         return code_of(local.__func__)
     if isinstance(local, partial):
@@ -335,7 +335,7 @@ class TracedVisit:
         if work.rounds is not None:
             raise CannotCompile("clients work on models of different rounds")
         self.problem, self.work, self.algorithm = problem, work, algorithm
-        self.tree = opened(algorithm), work.solver
+        self.tree = open_record(algorithm), work.solver
         self.down, self.state = down, state
         self.weights = None if weights is None else weights.to(work.K.device)
         self.layout = Layout.of(problem.x0.numel(), problem.pieces)
@@ -356,7 +356,8 @@ class TracedVisit:
         forms = form_of(self.down), form_of(self.state), form_of(self.weights)
         code, tree = code_of(self.local), structure_of(self.tree)
         unequal = min(work.steps) != max(work.steps)
-        return code, tree, forms, len(work.clients), unequal, torch.get_num_threads()
+        how = kernels.switched_off(), torch.get_num_threads()
+        return code, tree, forms, len(work.clients), unequal, how
 
     def minibatch_forms(self, spec: VisitSpec) -> Hashable:
         """What their minibatches must have in common, too, for one compiled visit to serve them."""
@@ -427,7 +428,7 @@ class TracedVisit:
         call = spec.call + (0 if k is None else (k + 1) << 16)
         keys = [replace(work.key, loop=work.key.loop + spec.loop)] * len(work.clients)
         form = torch.empty(spec.form.shape, dtype=spec.form.dtype, device=work.K.device)
-        return draw(Purpose.METHOD, keys, work.clients, call, form, spec.distribution)
+        return draw_numbers(Purpose.METHOD, keys, work.clients, call, form, spec.distribution)
 
     def calls(self, spec: VisitSpec) -> list[Callable[[Tensor], Tensor]]:
         """The full gradients that a visit asks for."""

@@ -6,7 +6,7 @@ from undrift.core.errors import InvalidInput
 from undrift.local import Local
 from undrift.problems import Problem
 from undrift.simulation.engines.choice import (
-    Choice,
+    EngineChoice,
     check_possible,
     checked_for_torch,
     choose,
@@ -18,13 +18,13 @@ from undrift.simulation.ray.cluster import cpus
 
 def choose_on_ray(
     problem: Problem,
-    asked: Choice,
+    asked: EngineChoice,
     chunk: int | None,
     *,
     rounds: int,
     participation: Participation,
     local: Local,
-) -> Choice:
+) -> EngineChoice:
     """What was asked for, and the rest: a worker for every processor, a shard for every worker.
 
     A choice that has everything is kept, if the cluster is large enough for it.
@@ -57,4 +57,4 @@ def choose_on_ray(
     if inner.engine == "compiled" and not inner.one_by_one and chunk is None:
         # Chunks are filled up, so they should be full.
         inner = replace(inner, chunk=-(-cohort_size(problem, participation) // shards))
-    return Choice("ray", inner.chunk, workers, inner.since, shards, inner.engine)
+    return EngineChoice("ray", inner.chunk, workers, inner.since, shards, inner.engine)

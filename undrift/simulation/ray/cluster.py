@@ -9,7 +9,7 @@ from undrift.core.errors import InvalidInput
 ANSWERS = 10.0  # seconds within which a cluster should
 
 
-def connected() -> Any:
+def connect() -> Any:
     """Ray, connected: as this process is already, to the cluster at RAY_ADDRESS, or to one of its own on this machine.
 
     A cluster of its own keeps to the loopback interface and ends with the process.
@@ -55,4 +55,4 @@ def _knock(address: str) -> None:
 
 def cpus() -> int:
     """How many processors the cluster has."""
-    return int(connected().cluster_resources().get("CPU", 0))
+    return int(connect().cluster_resources().get("CPU", 0))

@@ -15,7 +15,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from undrift.simulation.ray.worker import Visit, Worker
+from undrift.simulation.ray.worker import Worker, WorkerTask
 
 LOST = (RayActorError, ObjectLostError, NodeDiedError, WorkerCrashedError)
 
@@ -25,7 +25,7 @@ class Sent:
     """A visit, and where its Down is."""
 
     down: Any
-    visit: Visit
+    visit: WorkerTask
 
 
 @dataclass

@@ -21,16 +21,16 @@ from undrift.problems.protocols import Traceable
 
 @dataclass(frozen=True)
 class Packed:
-    """Something on its way to another process."""
+    """Something packed for another process."""
 
     pickled: bytes
     arrays: list[np.ndarray]
 
 
-def pack(thing: Any, apart: Callable[[Tensor], bool] = lambda t: True) -> Packed:
+def pack_object(thing: Any, apart: Callable[[Tensor], bool] = lambda t: True) -> Packed:
     """Something, with those of its tensors apart that should be.
 
-    >>> unpack(pack({"x": torch.ones(2), "y": (1, None)}))
+    >>> unpack_object(pack_object({"x": torch.ones(2), "y": (1, None)}))
     {'x': tensor([1., 1.]), 'y': (1, None)}
     """
     arrays: list[np.ndarray] = []
@@ -48,7 +48,7 @@ def pack(thing: Any, apart: Callable[[Tensor], bool] = lambda t: True) -> Packed
     return Packed(file.getvalue(), arrays)
 
 
-def unpack(content: Packed, shared: bool = False) -> Any:
+def unpack_object(content: Packed, shared: bool = False) -> Any:
     """What was packed; `shared` tensors lie in memory that other processes read too, and must not be written to."""
 
     class Unpickler(pickle.Unpickler):
@@ -68,4 +68,4 @@ def unpack(content: Packed, shared: bool = False) -> Any:
 def pack_problem(problem: Any) -> Packed:
     """A problem whose data, which nobody writes to, are apart: `resident()` says what they are."""
     known = {id(t) for t in problem.resident()} if isinstance(problem, Traceable) else set()
-    return pack(problem, lambda t: id(t) in known)
+    return pack_object(problem, lambda t: id(t) in known)

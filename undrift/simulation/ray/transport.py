@@ -31,18 +31,18 @@ from undrift.simulation.ray.handles import (
     start_worker,
     stop_worker,
 )
-from undrift.simulation.ray.serialisation import pack, pack_problem, unpack
-from undrift.simulation.ray.worker import Job, Visit, versions
+from undrift.simulation.ray.serialisation import pack_object, pack_problem, unpack_object
+from undrift.simulation.ray.worker import Job, WorkerTask, versions
 from undrift.simulation.results import Round
 from undrift.simulation.transport import NOBODY, RunPlan, with_bytes_down
 
 log = logging.getLogger("undrift")
 
 COPY_EVERY = 10  # rounds after which states are copied, if nobody has asked for them before
-PATIENCE = 15.0  # seconds after which it is said that workers have not started yet
+SECONDS_TO_WARNING = 15.0  # seconds after which it is said that workers have not started yet
 STARTING = 300.0  # seconds after which they are not waited for any more
-ATTEMPTS = 3  # how often in a row a worker may be lost before the run ends
-AT_ONCE = 64 * 2**20  # bytes of states that travel at a time
+MAX_LOSSES = 3  # how often in a row a worker may be lost before the run ends
+STATE_BYTES_PER_MESSAGE = 64 * 2**20  # bytes of states that travel at a time
 
 
 class RayTransport:
@@ -57,7 +57,7 @@ class RayTransport:
         self.placed: Any = None
         workers, self.shards = plan.choice.workers or 1, plan.choice.shards or 1
         bare: Any = replace(plan, problem=None)  # pyright: ignore[reportArgumentType]
-        self.job = ray.put(pack(Job(bare, clients.initial, workers)))
+        self.job = ray.put(pack_object(Job(bare, clients.initial, workers)))
         self.handles = [
             WorkerHandle(w, range(w, self.shards, workers), start_worker()) for w in range(workers)
         ]
@@ -134,12 +134,12 @@ class RayTransport:
 
     def _parts(self, down: Any, participants: Participants, key: Key) -> list[PartialAggregate]:
         """Every shard's part of an exchange, in the order of shards."""
-        sent, shares = ray.put(pack(down)), deal(participants, self.shards, self.stateful)
+        sent, shares = ray.put(pack_object(down)), deal(participants, self.shards, self.stateful)
         asked: list[tuple[WorkerHandle, Sent, Any]] = []
         for handle in self.handles:
             mine = {shard: shares[shard] for shard in handle.shards if shares[shard].clients}
             if mine:
-                what = Sent(sent, Visit(key, mine))
+                what = Sent(sent, WorkerTask(key, mine))
                 asked.append((handle, what, handle.actor.visit.remote(what.down, what.visit)))
         parts: dict[int, PartialAggregate] = {}
         for handle, what, reply in asked:
@@ -148,9 +148,9 @@ class RayTransport:
 
     def _answer(self, handle: WorkerHandle, sent: Sent, reply: Any) -> dict[int, PartialAggregate]:
         """A worker's answer; another's, if the worker is lost."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_LOSSES):
             try:
-                answer = unpack(fetch(reply))
+                answer = unpack_object(fetch(reply))
                 break
             except LOST as error:
                 self._replace(handle, error)
@@ -191,17 +191,19 @@ class RayTransport:
             self.clients.refresh = self.copy
 
     def _changed(self, handle: WorkerHandle) -> States:
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_LOSSES):
             try:
                 some = self._in_turn(fetch(handle.actor.changed.remote()))
-                return [(ids, unpack(fetch(handle.actor.states.remote(ids)))) for ids in some]
+                return [
+                    (ids, unpack_object(fetch(handle.actor.states.remote(ids)))) for ids in some
+                ]
             except LOST as error:
                 self._replace(handle, error)
         raise _again_and_again(handle)
 
     def _in_turn(self, clients: Sequence[int]) -> list[Sequence[int]]:
         """Clients in groups whose states may travel together."""
-        each = max(1, AT_ONCE // max(1, self.clients.row_bytes))
+        each = max(1, STATE_BYTES_PER_MESSAGE // max(1, self.clients.row_bytes))
         return [clients[first : first + each] for first in range(0, len(clients), each)]
 
     def _of_copy(self, read: Callable[[], Any]) -> Any:
@@ -216,7 +218,7 @@ class RayTransport:
 
     def _await_all(self) -> None:
         actors = [handle.actor for handle in self.handles]
-        if away := count_missing(actors, PATIENCE):
+        if away := count_missing(actors, SECONDS_TO_WARNING):
             log.warning("waiting for %d of %d workers to start", away, len(actors))
         if away and (away := count_missing(actors, STARTING)):
             raise InvalidInput(
@@ -225,7 +227,7 @@ class RayTransport:
             )
 
     def _begin(self, handle: WorkerHandle) -> None:
-        """Let a worker begin: with its problem, and what the copy says that its clients remember."""
+        """Let a worker begin: with its problem, and its clients' states as the copy has them."""
         handle.node, handle.host, there = fetch(handle.actor.where.remote())
         for name, version in versions().items():
             if there[name] != version:
@@ -240,7 +242,7 @@ class RayTransport:
         seen = self._of_copy(self.clients.seen)
         for some in self._in_turn([i for i in seen if i % self.shards in handle.shards]):
             states = self._of_copy(lambda: self.clients.gather(some))  # noqa: B023 (used at once)
-            fetch(handle.actor.take.remote(some, pack(states)))
+            fetch(handle.actor.take.remote(some, pack_object(states)))
 
     def _problem(self, handle: WorkerHandle) -> Any:
         """The problem for a worker: read on its node if it can be, else placed where all nodes find it."""
@@ -251,12 +253,12 @@ class RayTransport:
                 self.placed = ray.put(pack_problem(self.plan.problem))
             return self.placed
         if handle.node not in self.problems:
-            self.problems[handle.node] = handle.actor.open.remote(pack(again))
+            self.problems[handle.node] = handle.actor.open.remote(pack_object(again))
         return self.problems[handle.node]
 
     def _replace(self, handle: WorkerHandle, why: Exception) -> None:
         """Put another worker in the place of a lost one, with the states that it had."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_LOSSES):
             log.warning(
                 "round %d: worker %d on %s was lost (%s): its part of the round is repeated by another, from the states "
                 "after the round before",
@@ -282,7 +284,7 @@ class RayTransport:
         """Another worker; if there is no processor for it, it shares one."""
         if ray.available_resources().get("CPU", 0) >= 1:
             handle.actor = start_worker()
-            if not count_missing([handle.actor], PATIENCE):
+            if not count_missing([handle.actor], SECONDS_TO_WARNING):
                 return
             stop_worker(handle.actor)
         handle.actor = start_worker(cpu=False)
@@ -319,7 +321,7 @@ def deal(participants: Participants, shards: int, stateful: bool) -> list[Partic
 
 def _again_and_again(handle: WorkerHandle) -> WorkersLost:
     return WorkersLost(
-        f"worker {handle.number} was lost {ATTEMPTS} times in a row, the last time on {handle.host}: is there memory enough? "
+        f"worker {handle.number} was lost {MAX_LOSSES} times in a row, the last time on {handle.host}: is there memory enough? "
         "What was recorded is kept, the run can be resumed"
     )
 

@@ -14,9 +14,9 @@ from undrift.core.rng import Key
 from undrift.simulation.aggregation import PartialAggregate
 from undrift.simulation.client_states import ClientStates, StagedStates, half_of_memory
 from undrift.simulation.participants import Participants
-from undrift.simulation.ray.serialisation import Packed, pack, pack_problem, unpack
+from undrift.simulation.ray.serialisation import Packed, pack_object, pack_problem, unpack_object
 from undrift.simulation.transport import RunPlan
-from undrift.simulation.transport import visit as visit_clients
+from undrift.simulation.transport import visit_clients as visit_clients
 from undrift.version import __version__
 
 
@@ -30,7 +30,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Visit:
+class WorkerTask:
     """One exchange with the clients of a worker, shard by shard.  Down travels apart, once for all workers."""
 
     key: Key
@@ -38,7 +38,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerReply:
     """What a visit came to, shard by shard, and the warnings that were logged meanwhile."""
 
     parts: dict[int, PartialAggregate]
@@ -70,30 +70,30 @@ class Worker:
         return ray.get_runtime_context().get_node_id(), socket.gethostname(), versions()
 
     def open(self, again: Packed) -> Packed:
-        """The problem read anew, for all workers of this node."""
-        return pack_problem(unpack(again)())
+        """The problem read again, for all workers of this node."""
+        return pack_problem(unpack_object(again)())
 
     def begin(self, problem: Packed, job: Packed) -> None:
-        self.job = unpack(job)
-        self.plan = replace(self.job.plan, problem=unpack(problem, shared=True))
+        self.job = unpack_object(job)
+        self.plan = replace(self.job.plan, problem=unpack_object(problem, shared=True))
         budget = half_of_memory() // (2 * self.job.workers)  # the run keeps copies of its own
         self.clients = ClientStates(self.job.initial, budget)
         self.staged = StagedStates(self.clients)
 
     def take(self, clients: Sequence[int], states: Packed) -> None:
         """Start from these client states."""
-        self.clients.scatter(clients, unpack(states))
+        self.clients.scatter(clients, unpack_object(states))
         self.clients.changed()
 
-    def visit(self, down: Packed, visit: Visit) -> Packed:
+    def visit(self, down: Packed, visit: WorkerTask) -> Packed:
         """The parts of an exchange.  New states stay here, staged."""
-        parts = self._visit(unpack(down), visit)
+        parts = self._visit(unpack_object(down), visit)
         bare = {shard: replace(part, states=[]) for shard, part in parts.items()}
-        return pack(Answer(bare, self.warnings.take()))
+        return pack_object(WorkerReply(bare, self.warnings.take()))
 
-    def replay(self, down: Packed, visit: Visit, over: bool) -> None:
+    def replay(self, down: Packed, visit: WorkerTask, over: bool) -> None:
         """Repeat a visit that another worker has made, and apply the states it led to."""
-        self._visit(unpack(down), visit)
+        self._visit(unpack_object(down), visit)
         self.staged.apply()
         if over:  # the round of that visit is
             self.staged.commit()
@@ -112,9 +112,9 @@ class Worker:
         return self.clients.changed()
 
     def states(self, clients: Sequence[int]) -> Packed:
-        return pack(self.clients.gather(clients))
+        return pack_object(self.clients.gather(clients))
 
-    def _visit(self, down: Any, visit: Visit) -> dict[int, PartialAggregate]:
+    def _visit(self, down: Any, visit: WorkerTask) -> dict[int, PartialAggregate]:
         plan, key = self.plan, visit.key
         exchange = plan.exchanges(key.round)[key.exchange]
         parts = {

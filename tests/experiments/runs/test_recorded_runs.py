@@ -1,0 +1,318 @@
+"""What stays of a run: the same bytes again, nothing lost, nothing overwritten, faults said."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import undrift as ud
+from tests.support.killed_runs import EVERY_7, ROUNDS, settings
+from undrift.experiments.runs import files, running
+from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
+from undrift.experiments.runs.files import read_lines
+from undrift.experiments.runs.recorded import Recording, recorded
+from undrift.simulation.api import RunConfig
+from undrift.simulation.client_states import ClientStates
+from undrift.simulation.results import State
+
+
+def finished(folder: Path, method: str = "scaffold") -> Path:
+    folder.mkdir(exist_ok=True)
+    for _ in recorded(folder, settings(method), EVERY_7):
+        pass
+    return folder
+
+
+def stopped_after(folder: Path, rounds: int, method: str = "scaffold") -> Path:
+    """A run whose reader went away after so many rounds."""
+    folder.mkdir(exist_ok=True)
+    playing = recorded(folder, settings(method), EVERY_7)
+    assert len(list(islice(playing, rounds))) == rounds
+    playing.close()  # pyright: ignore[reportAttributeAccessIssue]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("whole"))
+
+
+def same(folder: Path, whole: Path) -> bool:
+    names = ("metrics.jsonl", "model.safetensors", "best.safetensors", "result.json")
+    return all((folder / name).read_bytes() == (whole / name).read_bytes() for name in names)
+
+
+def test_the_figures_are_the_same_bytes_again(whole: Path, tmp_path: Path) -> None:
+    assert same(finished(tmp_path / "again"), whole)
+    lines = list(read_lines(whole / "metrics.jsonl"))
+    assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+
+
+def test_the_record_is_that_of_ud_run(whole: Path) -> None:
+    s = settings("scaffold")
+    result = ud.run(
+        s.algorithm,
+        s.problem,
+        rounds=s.rounds,
+        participation=s.participation,
+        local=s.local,
+        engine="batched",
+    )
+    model = load_file(whole / "model.safetensors")
+    for name, value in result.model().state_dict().items():
+        assert torch.equal(model[name], value)
+    assert result.best is not None
+    about = json.loads((whole / "result.json").read_text())["best"]
+    assert (about["round"], about["value"]) == (result.best.round, result.best.value)
+    lines = list(read_lines(whole / "metrics.jsonl"))
+    assert [line["accuracy"] for line in lines] == [r.metrics["accuracy"] for r in result.history]
+    assert [line["bytes_up"] for line in lines] == [r.bytes_up for r in result.history]
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 7, 8, ROUNDS - 1, ROUNDS])
+def test_a_run_whose_reader_goes_away_goes_on(rounds: int, whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", rounds)
+    assert not (folder / "result.json").exists()
+    assert Checkpoints(folder / "checkpoints").rounds()[0] == rounds  # the last whole round is kept
+    assert same(finished(folder), whole)
+
+
+def test_visits_still_out_are_told_until_the_run_goes_on(tmp_path: Path) -> None:
+    """They are recorded as far as they came; a run that is made longer records how they ended instead."""
+    method = "scaffold, late"
+    short = replace(settings(method), rounds=25)
+    folders = [tmp_path / name for name in ("short", "longer", "whole")]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders[:2]:
+        for _ in recorded(folder, short, EVERY_7):
+            pass
+    lines = list(read_lines(folders[0] / "visits.jsonl"))
+    out = [line for line in lines if line["fate"] == "still out"]
+    end = list(read_lines(folders[0] / "metrics.jsonl"))[-1]
+    assert len(out) == end["timing"]["in_flight"] > 0
+    for line in out:
+        assert line["dispatched"] <= line["begins"] <= line["ends"] <= line["returns"]
+        assert line["returns"] == end["virtual_seconds"]
+    assert sorted(line["order"] for line in lines) == list(range(1, len(lines) + 1))
+    for folder in folders[1:]:
+        for _ in recorded(folder, settings(method), EVERY_7):
+            pass
+    assert same(folders[1], folders[2])
+    visits = [(folder / "visits.jsonl").read_bytes() for folder in folders[1:]]
+    assert visits[0] == visits[1] and visits[0].count(b"still out") > 0
+    again = (folders[0] / "visits.jsonl").read_bytes()
+    for _ in recorded(
+        folders[0], short, EVERY_7
+    ):  # finished already: there is nothing to do but to end
+        raise AssertionError
+    assert (folders[0] / "visits.jsonl").read_bytes() == again
+
+
+def test_two_checkpoints_are_kept_and_what_they_need(whole: Path) -> None:
+    folder = whole / "checkpoints"
+    rounds = Checkpoints(folder).rounds()
+    assert rounds[0] == ROUNDS and len(rounds) == 2
+    needed = {
+        f["name"]
+        for r in rounds
+        for f in json.loads((folder / f"{r:08d}.json").read_text())["clients"]
+    }
+    there = {path.name for path in folder.iterdir()}
+    assert there == needed | {f"{r:08d}.{kind}" for r in rounds for kind in ("json", "safetensors")}
+
+
+def damage_cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage_flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 4
+    path.write_bytes(content)
+
+
+def damage_gone(path: Path) -> None:
+    path.unlink()
+
+
+def damage_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_gone, damage_empty])
+@pytest.mark.parametrize(
+    "which", ["00000020.safetensors", "00000020.json", "clients-00000020-0.safetensors"]
+)
+def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
+    damage: Callable[[Path], None],
+    which: str,
+    whole: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    newest, before = Checkpoints(folder / "checkpoints").rounds()
+    assert newest == 20
+    damage(folder / "checkpoints" / which)
+    playing = recorded(folder, settings("scaffold"), EVERY_7)
+    assert next(iter(playing)).round == before + 1
+    if not (which.endswith("json") and damage is damage_gone):
+        assert "the checkpoint of round 20 cannot be used" in caplog.text
+    for _ in playing:
+        pass
+    assert same(folder, whole)
+
+
+def test_with_no_usable_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    for path in (folder / "checkpoints").glob("0*.json"):
+        damage_flip(path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ud.InvalidInput, match="round 20: .* round .*: .* start anew"):
+        next(iter(recorded(folder, settings("scaffold"), EVERY_7)))
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_killed_before_its_first_checkpoint_a_run_begins_anew(whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 5)
+    shutil.rmtree(folder / "checkpoints")
+    assert same(finished(folder), whole)
+
+
+@pytest.mark.parametrize("file", [r"clients-(\d+)-.*", r"(\d+)\.safetensors", r"(\d+)\.json"])
+def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
+    file: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = files._beside  # where every write begins
+
+    def fails(path: Path) -> Path:
+        found = re.fullmatch(file, path.name)
+        if found and int(found[1]) > 7:  # any after the first
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path)
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(files, "_beside", fails)
+        for _ in recorded(folder, settings("scaffold"), EVERY_7):
+            pass
+    assert Checkpoints(folder / "checkpoints").rounds() == [7]
+    assert same(finished(folder), whole)
+
+
+def test_lines_that_were_lost_are_recorded_again(whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")
+    (folder / "metrics.jsonl").write_bytes(
+        b"\n".join(lines[:15]) + b"\n"
+    )  # a disk that lost the end
+    assert same(finished(folder), whole)
+
+
+def test_a_checkpoint_of_another_method_is_not_used(tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20, "scaffold")
+    fresh = settings("fedhbm")
+    x = fresh.problem.x0
+    state = State(0, fresh.algorithm.server(x), ClientStates(fresh.algorithm.client(x)))
+    with pytest.raises(Unusable):
+        Checkpoints(folder / "checkpoints").read(20, state)
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from tests.support.killed_runs import EVERY_7, settings
+from undrift.experiments.runs.recorded import recorded
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+try:
+    for r in recorded(folder, settings("scaffold"), EVERY_7):
+        if r.round == 20:  # from here on no file may grow beyond what its lines are now
+            size = (folder / "metrics.jsonl").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 300, size + 300))
+except OSError as error:
+    sys.exit(f"{error.errno} at {r.round}")
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    told = subprocess.run(
+        [sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith(str(errno.EFBIG)) or told.stderr.startswith(str(errno.ENOSPC))
+    assert not list((folder / "checkpoints").glob(".*")), "nothing half-written stays"
+    assert same(finished(folder), whole)
+
+
+def test_a_run_that_diverges_is_recorded_as_far_as_it_went(tmp_path: Path) -> None:
+    s = settings("fedavg")
+    wild = RunConfig(
+        s.algorithm,
+        s.problem,
+        40,
+        s.participation,
+        ud.Local(steps=5, lr=1e30, weight_decay=1.0),
+        engine="batched",
+    )
+    assert len(list(recorded(tmp_path, wild))) < 40
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["rounds"] < 40 and "finite" in result["stopped"]
+
+
+# states larger than memory
+
+
+def test_states_beyond_their_budget_lie_in_a_file_and_are_the_same(tmp_path: Path) -> None:
+    small = settings("scaffold")
+    a_client = small.problem.x0.numel() * 4
+    tight = Recording(checkpoint_every=7, state_memory=3 * a_client)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    states = None
+    for r in recorded(tmp_path / "a", small, tight):
+        states = r.state.clients
+    for r in recorded(tmp_path / "b", small, EVERY_7):
+        assert not r.state.clients.mapped
+    assert states is not None and states.mapped
+    assert same(tmp_path / "a", tmp_path / "b")
+
+
+def test_runs_side_by_side_share_the_memory_for_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int | None] = []
+
+    def noted(path: Path, config: Any, given: Recording, logs: Any = None) -> Iterator[Any]:
+        told.append(given.state_memory)
+        raise InterruptedError
+        yield
+
+    monkeypatch.setattr(running, "recorded", noted)
+    monkeypatch.setattr(running, "half_of_memory", lambda: 12)
+    words: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "rounds": 1}
+    for name, more in (("usual", {}), ("own", {"state_memory": 5})):
+        made = running.prepare_directory(ud.Experiment(**{**words, **more}), tmp_path / name)
+        with pytest.raises(InterruptedError):
+            list(running.run_one(made, at_a_time=3))
+    assert told == [4, 5]
+    monkeypatch.setattr(running.sys, "executable", "echo")
+    process = running._start_worker(1, 3)
+    assert process.communicate()[0].split()[-1] == "3"

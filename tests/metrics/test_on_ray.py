@@ -1,0 +1,40 @@
+"""Metrics and codecs where clients are on the workers of a Ray cluster."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import undrift as ud
+from tests.support.everywhere import N, federation, models, played
+from tests.support.toy_problem import gap
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cluster of this process, on this machine."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    yield
+    ray.shutdown()
+
+
+def variates(probe: ud.Probe) -> dict[str, Any]:
+    assert probe.cohort is not None
+    c = probe.clients.gather(range(N)).c
+    return {"c_gap": (c.mean(0) - probe.server.c).norm(), "c_norm": c.norm(), "S": probe.cohort.S}
+
+
+@pytest.mark.slow
+def test_the_same_metrics_and_trajectory_as_in_this_process(cluster: None) -> None:
+    problem = federation()
+    settings: dict[str, Any] = {"metrics": ("test", variates), "codec": "fp16", "rounds": 3}
+    here = played(ud.Scaffold(), "sequential", problem, **settings)
+    there = played(ud.Scaffold(), "ray", problem, workers=1, **settings)
+    assert gap(models(there), models(here)) < 1e-9
+    for r, other in zip(there, here, strict=True):
+        assert r.metrics == pytest.approx(other.metrics, rel=1e-9, abs=1e-12)
+        assert (r.bytes_up, r.bytes_down) == (other.bytes_up, other.bytes_down)
+        assert r.metrics["c_norm"] > 0 and r.metrics["c_gap"] < 1e-3
