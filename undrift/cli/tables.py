@@ -25,9 +25,9 @@ def make_table(
         Column(
             heading,
             justify="right" if heading in right else "left",
-            no_wrap=heading in (headings[0], *right, *whole),
+            no_wrap=number == 0 or heading in (*right, *whole),
         )
-        for heading in headings
+        for number, heading in enumerate(headings)
     ]
     table = Table(
         *columns, box=None, header_style="bold", pad_edge=False, show_header=any(headings)
