@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UNDRIFT_DATA", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for reader in (mnist, cifar):
-        monkeypatch.setattr(reader, "KNOWN_HASHES", {})
+        monkeypatch.setattr(reader, "_CHECKSUMS", {})
     return folder
 
 

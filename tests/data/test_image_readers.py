@@ -48,7 +48,7 @@ def test_mnist_layout(home: Path, folder: str) -> None:
 
 def test_published_checksums_are_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = {"mnist": {"t10k-labels-idx1-ubyte.gz": "md5:ec29112d"}}
-    monkeypatch.setattr(mnist, "KNOWN_HASHES", hashes)
+    monkeypatch.setattr(mnist, "_CHECKSUMS", hashes)
     small_mnist(home / "mnist")
     with pytest.raises(InvalidInput, match="t10k-labels-idx1-ubyte.gz: its md5 is .*ec29112d"):
         load("mnist")

@@ -42,6 +42,7 @@ def faults(folder: Path) -> list[dict[str, Any]]:
 
 
 NEEDS = {
+    "multistage-fedgm": {"T": 28},
     "asgd": {"delta": 0.1, "kappa": 10.0, "xi": 3.0},
     "pid": {"k_P": -0.5, "k_I": 0.5, "k_D": 1.0},
     "pid-an": {"r": 0.5, "b": 0.5, "K_d": 0.1},

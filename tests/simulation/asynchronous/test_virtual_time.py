@@ -244,7 +244,7 @@ def test_start_must_fit() -> None:
     half = ud.run(ud.FedAvg(), problem, rounds=5, local=local, server=buffer, population=pop)
     with pytest.raises(ud.InvalidInput, match="virtual time.*engine='events'"):
         ud.run(ud.FedAvg(), problem, rounds=9, local=local, start=half)
-    with pytest.raises(ud.InvalidInput, match="under way"):
+    with pytest.raises(ud.InvalidInput, match="in flight"):
         ud.run(ud.FedAvg(), problem, rounds=9, local=local, start=half, server=ud.Synchronous())
     whole = ud.run(ud.FedAvg(), problem, rounds=9, local=local, server=buffer, population=pop)
     again = ud.run(ud.FedAvg(), problem, rounds=9, local=local, server=buffer, population=pop, start=half)  # fmt: skip
