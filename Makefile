@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # one test after another to whoever is free, in the order of tests/conftest.py; a group stays together
 PYTEST := -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-torch check format clean bench bench-peers
+.PHONY: demo test test-fast test-torch soak audit check format clean bench bench-peers docs
 
 demo: .venv/installed  ## compare six methods on digits: a table and a report
 	$(BIN)/undrift run examples/digits.toml
@@ -28,11 +28,22 @@ test-torch:  ## the tests of engines and compiler with other versions of torch, 
 	  $$bin/python $(PYTEST) tests/compiler tests/simulation/engines tests/simulation/batched_runs tests/algorithms; \
 	done
 
+soak: .venv/ready  ## the long form of all attacks of tests/faults; docs/reliability.md is written from its figures
+	nice -n 19 $(BIN)/python -m tests.faults.soak
+
+audit:  ## known vulnerabilities of the pinned dependencies, as the registry tells; pip-audit is installed under .audit/
+	test -e .audit/bin/pip-audit || ($(PYTHON) -m venv .audit && .audit/bin/pip install --quiet pip-audit)
+	.audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt
+
 check: .venv/ready  ## lint, format, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
+
+docs: .venv/docs  ## the site, into build/docs; no network, and no warnings
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
@@ -49,8 +60,12 @@ format: .venv/ready
 	$(PIP) -c constraints.txt -e ".[dev]"
 	touch $@
 
+.venv/docs: .venv/installed  # and what the site needs
+	$(PIP) -c constraints.txt -e ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv .torch runs
+	rm -rf .venv .torch .audit runs
 
 bench: .venv/ready  ## Undrift against a plain PyTorch loop and the limits of the machine
 	$(BIN)/python -m benchmarks.bench

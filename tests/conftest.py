@@ -12,7 +12,7 @@ import torch
 
 from tests.support.compiled import interpreted, refusals  # noqa: F401 (fixtures)
 from tests.support.real_data import cifar10  # noqa: F401 (a fixture)
-from undrift import cli
+from undrift import cli, public  # noqa: F401 (all names are registered)
 
 torch.set_num_threads(1)
 

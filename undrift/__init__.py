@@ -1,152 +1,38 @@
-"""Undrift: federated optimisation on heterogeneous clients."""
+"""Undrift: federated optimisation on heterogeneous clients.
+
+The public names are in public.py, which is loaded when the first of them is asked for: torch takes a second to load, and
+a command should say something before that.
+"""
 
 import warnings
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from undrift import algorithms, models, theory
-from undrift.algorithms import *  # noqa: F403
-from undrift.codecs import codec
-from undrift.core.algorithm import Algorithm, Cohort, Exchange
-from undrift.core.errors import Deserted, Diverged, InvalidInput, MethodFailure, Stopped
-from undrift.core.hyper import algorithm, hyper, method
-from undrift.core.records import nbytes, record
-from undrift.core.work import Work
-from undrift.data.assignment import Partition, partition
-from undrift.data.augment import CropFlip
-from undrift.data.datasets.libsvm import libsvm
-from undrift.data.partitions import (
-    IID,
-    ClassDirichlet,
-    ClassesPerClient,
-    Dirichlet,
-    FeatureSkew,
-    Natural,
-    QuantitySkew,
-    Shards,
-    Similarity,
-)
-from undrift.data.registry import DATASETS, Data, dataset, load
-from undrift.data.tables import from_table
-from undrift.experiments.config import Experiment
-from undrift.local.settings import Geometric, Local
-from undrift.metrics import Probe, metric
-from undrift.models import group_norm, model
-from undrift.problems import Problem
-from undrift.problems.federate import federate
-from undrift.problems.model import ModelProblem
-from undrift.problems.quadratic import Quadratic
-from undrift.problems.synthetic import Synthetic
-from undrift.simulation.api import rounds, run
-from undrift.simulation.asynchronous.async_state import AsyncSnapshot, Timing, Visit
-from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
-from undrift.simulation.asynchronous.policies import Buffer, Deadline, Synchronous
-from undrift.simulation.asynchronous.population import (
-    Dropout,
-    Link,
-    LogNormal,
-    Population,
-    Table,
-    Tiers,
-)
-from undrift.simulation.batched_runs import Trial, run_together
-from undrift.simulation.participation import (
-    Bernoulli,
-    Cyclic,
-    Everyone,
-    Fixed,
-    Participation,
-    Uniform,
-    Weighted,
-)
-from undrift.simulation.results import Result, Round, State
-from undrift.version import __version__
+from undrift.version import __version__ as __version__
 
-__all__ = [
-    "AsyncSnapshot",
-    "__version__",
-    "Algorithm",
-    "Always",
-    "Bernoulli",
-    "Buffer",
-    "Chance",
-    "ClassDirichlet",
-    "ClassesPerClient",
-    "Cohort",
-    "CropFlip",
-    "Cyclic",
-    "DATASETS",
-    "Daily",
-    "Data",
-    "Deadline",
-    "Deserted",
-    "Dirichlet",
-    "Diverged",
-    "Dropout",
-    "Everyone",
-    "Exchange",
-    "Experiment",
-    "FeatureSkew",
-    "Fixed",
-    "Geometric",
-    "IID",
-    "InvalidInput",
-    "Link",
-    "Local",
-    "LogNormal",
-    "MethodFailure",
-    "ModelProblem",
-    "Natural",
-    "Participation",
-    "Partition",
-    "Population",
-    "Probe",
-    "Problem",
-    "Quadratic",
-    "QuantitySkew",
-    "Result",
-    "Round",
-    "Shards",
-    "Similarity",
-    "State",
-    "Stopped",
-    "Synchronous",
-    "Synthetic",
-    "Table",
-    "Tiers",
-    "Timing",
-    "Trace",
-    "Trial",
-    "Uniform",
-    "Visit",
-    "Weighted",
-    "Work",
-    "algorithm",
-    "codec",
-    "dataset",
-    "federate",
-    "from_table",
-    "group_norm",
-    "hyper",
-    "libsvm",
-    "load",
-    "method",
-    "metric",
-    "model",
-    "models",
-    "nbytes",
-    "partition",
-    "record",
-    "rounds",
-    "run",
-    "run_together",
-    "theory",
-]
-__all__ += algorithms.__all__
+if TYPE_CHECKING:
+    from undrift.public import *  # noqa: F403
+    from undrift.public import __all__ as __all__
+
+OLD = {"Flight": "AsyncSnapshot"}  # names until 0.2
 
 
 def __getattr__(name: str) -> Any:
-    """Old names, until 0.2."""
-    if name != "Flight":
+    if name.startswith("__") and name != "__all__":  # asked by Python itself
         raise AttributeError(f"module 'undrift' has no attribute {name!r}")
-    warnings.warn("ud.Flight is now ud.AsyncSnapshot", DeprecationWarning, stacklevel=2)
-    return AsyncSnapshot
+    if find_spec(f"undrift.{name}"):
+        return import_module(f"undrift.{name}")
+    public = vars(import_module("undrift.public"))
+    if name in OLD:
+        warnings.warn(f"ud.{name} is now ud.{OLD[name]}", DeprecationWarning, stacklevel=2)
+        name = OLD[name]
+    globals().update({each: public[each] for each in public["__all__"]})
+    globals()["__all__"] = public["__all__"]
+    if name not in globals():
+        raise AttributeError(f"module 'undrift' has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

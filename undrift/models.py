@@ -9,12 +9,15 @@ from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, first_line
 from undrift.data.registry import check_name
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
@@ -76,9 +79,7 @@ def lenet(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
     """
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
-        raise InvalidInput(
-            f"lenet needs images of at least 16 x 16, got size={size}: pad or enlarge them"
-        )
+        raise InvalidInput(f"lenet needs images of at least 16 x 16, got size={size}: pad or enlarge them")
     return nn.Sequential(
         nn.Conv2d(channels, 64, 5),
         nn.ReLU(),
@@ -196,9 +197,7 @@ def resnet18(classes: int = 10) -> nn.Module:
     return _resnet([64, 128, 256, 512], 2, classes, _projection)
 
 
-def _resnet(
-    widths: list[int], blocks: int, classes: int, shortcut: Callable[[int, int, int], nn.Module]
-) -> nn.Module:
+def _resnet(widths: list[int], blocks: int, classes: int, shortcut: Callable[[int, int, int], nn.Module]) -> nn.Module:
     """Stages of `blocks` residual blocks; where size or width changes, shortcut(channels, width, stride)."""
     channels = widths[0]
     layers: list[nn.Module] = [*_conv(3, channels), nn.ReLU()]
@@ -210,9 +209,7 @@ def _resnet(
             around = nn.Identity() if same else shortcut(channels, width, stride)
             layers.append(Residual(body, around))
             channels = width
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
-    )
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
 def _conv(channels: int, width: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
@@ -265,30 +262,79 @@ def stackoverflow_lstm(vocabulary: int = 10004) -> nn.Module:
 
 
 @model
-def mobilenet_v2(classes: int) -> nn.Module:
-    """torchvision's MobileNetV2 with GroupNorm, untrained (Zaccone et al. start from a trained one).
+def mobilenet_v2(classes: int, pretrained: bool | str | Path = False) -> nn.Module:
+    """torchvision's MobileNetV2 with GroupNorm, untrained or pretrained on ImageNet (as Zaccone et al. have it).
 
     2,223,872 + 1281 classes parameters: 4,821,740 for the 2028 classes of GLDv2.
+
+    pretrained   True: torchvision's weights, which it downloads once; or a file with them, .pth or .safetensors.  The last
+                 layer is a new one for these classes; GroupNorm keeps the scales of BatchNorm, not its statistics.
     """
-    return group_norm(_torchvision_models("mobilenet_v2").mobilenet_v2(num_classes=classes))
+    return group_norm(_torchvision_net("mobilenet_v2", "mobilenet_v2", classes, pretrained))
 
 
 @model
-def vit_b16(classes: int) -> nn.Module:
-    """torchvision's ViT-B/16 for 224 x 224 images, untrained (Zaccone et al. start from a trained one).
+def vit_b16(classes: int, pretrained: bool | str | Path = False) -> nn.Module:
+    """torchvision's ViT-B/16 for 224 x 224 images, untrained or pretrained on ImageNet (as Zaccone et al. have it).
 
-    85,798,656 + 769 classes parameters: 87,358,188 for the 2028 classes of GLDv2.
+    85,798,656 + 769 classes parameters: 87,358,188 for the 2028 classes of GLDv2.  `pretrained` as for mobilenet_v2.
     """
-    return _torchvision_models("vit_b16").vit_b_16(num_classes=classes)
+    return _torchvision_net("vit_b16", "vit_b_16", classes, pretrained)
+
+
+def _torchvision_net(name: str, theirs: str, classes: int, pretrained: bool | str | Path) -> nn.Module:
+    make = getattr(_torchvision_models(name), theirs)
+    if pretrained is False:
+        return make(num_classes=classes)
+    if pretrained is True:
+        try:
+            net = make(weights="DEFAULT")
+        except OSError as error:  # of the network, or of the cache
+            raise InvalidInput(
+                f"{name}: torchvision could not get its pretrained weights ({error}): give a file that has them, "
+                f'pretrained="{theirs}.pth"'
+            ) from error
+        return _with_new_head(net, classes)
+    weights = _read_weights(name, Path(pretrained))
+    with torch.device("meta"):  # for its names, without memory
+        head = weights.get(f"{_head_of(make(num_classes=classes))}.bias")
+    net = make(num_classes=classes if head is None else len(head))
+    own = net.state_dict()
+    for each in own | weights:
+        if each not in own or each not in weights or own[each].shape != weights[each].shape:
+            raise InvalidInput(
+                f"{name}: pretrained={str(pretrained)!r} is of another model: {each} is missing, or not of its shape"
+            )
+    net.load_state_dict(weights)
+    return _with_new_head(net, classes)
+
+
+def _read_weights(name: str, path: Path) -> dict[str, Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)  # tensors and nothing else
+    except Exception as error:  # of files, archives, headers, and what may not be unpickled
+        raise InvalidInput(f"{name}: pretrained={str(path)!r} cannot be read: {first_line(error)}") from error
+
+
+def _head_of(net: nn.Module) -> str:
+    """The name of the last linear layer."""
+    return [name for name, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
+
+
+def _with_new_head(net: nn.Module, classes: int) -> nn.Module:
+    name = _head_of(net)
+    features = int(net.get_submodule(name).in_features)  # pyright: ignore[reportArgumentType]
+    net.set_submodule(name, nn.Linear(features, classes))
+    return net
 
 
 def _torchvision_models(name: str) -> Any:
     try:
         return import_module("torchvision.models")
     except ImportError as error:
-        raise InvalidInput(
-            f"model {name!r} needs torchvision ({error}): pip install undrift[vision]"
-        ) from error
+        raise InvalidInput(f"model {name!r} needs torchvision ({error}): pip install undrift[vision]") from error
 
 
 # normalisation
@@ -315,9 +361,7 @@ def group_norm(model: nn.Module, groups: int = 2) -> nn.Module:
     return holder[0]
 
 
-def _group_norm_for(
-    old: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, groups: int
-) -> nn.GroupNorm:
+def _group_norm_for(old: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, groups: int) -> nn.GroupNorm:
     channels = old.num_features
     fitting = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
     new = nn.GroupNorm(fitting, channels, eps=old.eps, affine=old.affine)

@@ -14,9 +14,7 @@ CASES = [pytest.param(*case, id=name) for name, *case in cases()]
 
 
 @pytest.mark.parametrize("row, problem, engine", CASES)
-def test_a_trajectory_is_what_it_was(
-    row: Row, problem: str, engine: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_trajectory_is_what_it_was(row: Row, problem: str, engine: str, request: pytest.FixtureRequest) -> None:
     expected, found = EXPECTED[request.node.callspec.id], digest(row, problem, engine)
     check(expected, found, rounding=1e-9 if problem == "quadratic" else 1e-3)
 

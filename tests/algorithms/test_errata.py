@@ -12,14 +12,13 @@ from tests.support.oracles.fednova import coefficients
 from tests.support.oracles.world import make_world
 from tests.support.quadratics import distance, quadratic
 from tests.support.toy_problem import WorldProblem, gap, path, random_cohorts
+from undrift.data.assignment import Samples
 
 N, T = 5, 24
 SOME = ud.Fixed(random_cohorts(N, 2, T))
 
 
-def go(
-    algorithm: Any, who: Any = SOME, steps: Any = 3, lr: float = 0.08, n: int = 17
-) -> np.ndarray:
+def go(algorithm: Any, who: Any = SOME, steps: Any = 3, lr: float = 0.08, n: int = 17) -> np.ndarray:
     problem = WorldProblem(make_world(N, n=n))
     return path(algorithm, problem, rounds=T, participation=who, local=ud.Local(steps=steps, lr=lr))
 
@@ -165,9 +164,7 @@ def test_13_fednovas_three_estimators() -> None:
     one_round: dict[str, Any] = {"rounds": 1, "local": ud.Local(steps=steps), "seed": drawn[0]}
     by_weight = path(cohort, problem, participation=ud.Weighted(2), **one_round)
     same_clients = path(cohort, problem, participation=ud.Fixed([drawn[1]]), **one_round)
-    assert (
-        gap(by_weight, same_clients) > 1e-3
-    )  # p_i counted once, in the draw; or once more, in the mean
+    assert gap(by_weight, same_clients) > 1e-3  # p_i counted once, in the draw; or once more, in the mean
 
 
 def test_14_fednova_prox_depends_on_tau_eff() -> None:
@@ -199,9 +196,7 @@ def test_15_the_normaliser_of_momentum_with_a_proximal_term() -> None:
 def test_18_feddyn_with_the_misplaced_parenthesis_breaks_its_invariant() -> None:
     """h - alpha/m (sum theta_k - theta) subtracts one theta from a sum of several; h is no longer mean ghat_i."""
     right = "h = server.h + self.alpha * cohort.share * mean.delta"
-    printed = (
-        "h = server.h - self.alpha * (cohort.share * (server.x - mean.delta) - server.x / cohort.N)"
-    )
+    printed = "h = server.h - self.alpha * (cohort.share * (server.x - mean.delta) - server.x / cohort.N)"
 
     def broken_by(algorithm: Any) -> float:
         worst = 0.0
@@ -335,9 +330,7 @@ def test_23_both_constants_of_p4_hold() -> None:
 
 
 @pytest.mark.parametrize("gamma, breaks", [(0.1, True), (0.1 / 12, False)])
-def test_24_scaffold_m_with_the_gamma_of_theorem_19_breaks_lemma_16(
-    gamma: float, breaks: bool
-) -> None:
+def test_24_scaffold_m_with_the_gamma_of_theorem_19_breaks_lemma_16(gamma: float, breaks: bool) -> None:
     """All clients, one exact step, x^2/2: E_r <= (1 - 8 beta/9) E_{r-1} + 16/beta (gamma L)^2 |grad f(x^{r-1})|^2."""
     beta = 0.1
     problem = ud.Quadratic(torch.ones(2, 1, 1).double(), torch.zeros(2, 1).double())
@@ -380,3 +373,19 @@ def test_26_theorem_5_1_does_not_limit_the_servers_step() -> None:
 
     assert mean_square(1 / 8) > 1e3 * 4 * Delta / (R * server.eta / 8)
     assert mean_square(setting.lr) <= setting.bound()
+
+
+def test_27_alpha_is_a_concentration_each_or_in_all() -> None:
+    labels = np.repeat(np.arange(10), 2000)
+    data = Samples(20_000, labels)
+
+    def squares(alpha: float, concentration: str) -> float:
+        """The mean over clients of sum_c q_c^2, as long as no class is used up."""
+        drawn = [ud.Dirichlet(200, alpha, concentration).split(data, seed) for seed in range(8)]
+        shares = [np.bincount(labels[parts.of(i)], minlength=10) / 100 for parts in drawn for i in range(60)]
+        return float(np.square(shares).sum(1).mean())
+
+    for alpha in (0.2, 0.5):  # the mean of sum_c q_c^2 of Dir(a, ..., a) is (a + 1)/(C a + 1)
+        assert squares(alpha, "alpha*p") == pytest.approx((alpha / 10 + 1) / (alpha + 1), abs=0.05)
+        assert squares(alpha, "alpha") == pytest.approx((alpha + 1) / (10 * alpha + 1), abs=0.05)
+    assert squares(5.0, "alpha*p") == pytest.approx(squares(0.5, "alpha"), abs=0.05)

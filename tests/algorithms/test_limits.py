@@ -1,4 +1,4 @@
-"""What the papers say a method becomes at its limits, to the last digits: the 31 equivalences, and the invariants."""
+"""What the papers say a method becomes at its limits, to the last digits: equivalences and invariants."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +27,9 @@ def go(
     steps: Any = K,
     lr: float = ETA,
     rounds: int = T,
+    decay: float = 1.0,
 ) -> np.ndarray:
-    local = ud.Local(steps=steps, lr=lr)
+    local = ud.Local(steps=steps, lr=lr, decay=decay)
     return path(algorithm, WorldProblem(on), rounds=rounds, participation=who, local=local)
 
 
@@ -99,10 +100,7 @@ def e10() -> float:
 
 def e11() -> float:
     cohorts = random_cohorts(N, 1, T)
-    ours = [
-        go(ud.Scaffold(eta_g=1.3, option=o), on=EXACT, who=ud.Fixed(cohorts), steps=1)
-        for o in (1, 2)
-    ]
+    ours = [go(ud.Scaffold(eta_g=1.3, option=o), on=EXACT, who=ud.Fixed(cohorts), steps=1) for o in (1, 2)]
     saga = oracle.saga(EXACT, cohorts, [1] * N, ETA, eta_g=1.3)
     return max(gap(x, saga) for x in ours)
 
@@ -222,8 +220,7 @@ def e26() -> float:
     gaps = []
     for J in (1, 4):
         left, right = (
-            go(x, on=EXACT, who=ud.Cyclic(2), steps=J, rounds=900)[-3:]
-            for x in (ud.GHBM(tau=3, beta=0.8), ud.FedAvg())
+            go(x, on=EXACT, who=ud.Cyclic(2), steps=J, rounds=900)[-3:] for x in (ud.GHBM(tau=3, beta=0.8), ud.FedAvg())
         )
         gaps.append(gap(left, right))
     return max(gaps)
@@ -260,7 +257,39 @@ def e31() -> float:
     return gap(left, right)
 
 
-LIMITS: dict[str, Callable[[], float]] = {f"E{i}": globals()[f"e{i}"] for i in range(1, 32)}
+def e32() -> float:
+    """A relative server step follows the decay of the local one."""
+    pairs = [
+        (ud.FedAvg_M(1.0, server_lr=1.7), ud.FedAvg(server_lr=1.7)),
+        (ud.FedCM(1.0, server_lr=1.7), ud.FedAvg(server_lr=1.7)),
+        (ud.FedAvg_M_VR(1.0, server_lr=1.7), ud.FedAvg(server_lr=1.7)),
+        (ud.ScaffoldM(1.0, server_lr=1.2), ud.Scaffold(eta_g=1.2)),
+        (ud.ScaffoldMVR(1.0, server_lr=1.2, B=0), ud.Scaffold(eta_g=1.2)),
+    ]
+    return max(gap(*(go(x, decay=0.9) for x in pair)) for pair in pairs)
+
+
+def e33() -> float:
+    return gap(go(ud.MimeLiteMVR(a=1.0, server_lr=0.7)), go(ud.FedAvg(server_lr=0.7)))
+
+
+def e34() -> float:
+    """With one exact local step, the direction of MimeLiteMVR's clients is what its m becomes."""
+    left, right = (go(x, on=EXACT, steps=1) for x in (ud.MimeLiteMVR(a=0.3), ud.FedAvg_M_VR(beta=0.3)))
+    return gap(left, right)
+
+
+def e35() -> float:
+    """FedNova's form with the weights and the step that plain averaging implies is plain averaging."""
+    steps, plain = [1, 4, 2, 3, 2, 5], ud.FedNova(w="pa")
+    gaps = [gap(*(go(x, on=WEIGHTED, steps=steps) for x in (plain, ud.FedAvg())))]
+    prox = ud.FedNova(mu=0.7, w="pa"), ud.FedProx(mu=0.7)
+    drawn = ud.FedNova(mu=0.7, w="pa", tau_eff="steps"), ud.FedNova(mu=0.7, tau_eff="steps")
+    gaps += [gap(*(go(x, on=WEIGHTED, steps=steps) for x in prox))]
+    return max(*gaps, gap(*(go(x, on=WEIGHTED, steps=4) for x in drawn)))  # equal steps: w = p
+
+
+LIMITS: dict[str, Callable[[], float]] = {f"E{i}": globals()[f"e{i}"] for i in range(1, 36)}
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -271,9 +300,7 @@ def test_equivalence(name: str) -> None:
 def states(algorithm: Any, on: Any = NOISY, who: Any = SOME, steps: Any = K) -> Any:
     """The server and the states of all clients, round by round."""
     problem = WorldProblem(on)
-    for r in ud.rounds(
-        algorithm, problem, rounds=T, participation=who, local=ud.Local(steps=steps, lr=ETA)
-    ):
+    for r in ud.rounds(algorithm, problem, rounds=T, participation=who, local=ud.Local(steps=steps, lr=ETA)):
         state = r.snapshot()
         yield state.server, state.clients.gather(range(N))
 
@@ -283,6 +310,8 @@ CONTROLLED = {
     "scaffold-II": lambda: ud.Scaffold(option=2, B=2),
     "scaffold-m": lambda: ud.ScaffoldM(0.3, B=2),
     "scaffold-m-vr": lambda: ud.ScaffoldMVR(0.3),
+    "scallion": lambda: ud.Scallion(alpha=0.5),
+    "scafcom": lambda: ud.Scafcom(beta=0.4),
 }
 
 
@@ -323,6 +352,22 @@ def test_multistage_constants() -> None:
     assert {s.rounds * s.eta for s in stages} == {286.0}
 
 
+def test_two_server_steps_are_refused() -> None:
+    for make in (ud.FedAvg_M, ud.FedAvg_M_VR, ud.ScaffoldM, ud.ScaffoldMVR, ud.FedCM, ud.MBStorm):
+        with pytest.raises(ud.InvalidInput, match="server_lr=0.5 one in units of lr K: give one of them"):
+            make(gamma=0.1, server_lr=0.5)
+
+
+def test_fedprox_with_the_mean_number_of_steps_goes_further() -> None:
+    """FedNova's Fig. 7, green: sum p tau in place of sum p |a|_1 with the same direction, also where steps are drawn."""
+    prox, longer = ud.FedProx(mu=2.0), ud.FedNova(mu=2.0, w="pa", tau_eff="steps")
+    problem = WorldProblem(WEIGHTED)
+    moved = [path(x, problem, rounds=1, local=ud.Local(steps=(2, 6), lr=ETA)) for x in (prox, longer)]
+    first, second = (x[1] - x[0] for x in moved)
+    assert np.allclose(first / np.linalg.norm(first), second / np.linalg.norm(second), atol=1e-12)
+    assert np.linalg.norm(second) > 1.1 * np.linalg.norm(first)
+
+
 def test_scaffold_rests_at_the_optimum() -> None:
     """SCAFFOLD (P2), (P4): x = x*, c_i = grad f_i(x*) is a fixed point, whoever comes."""
     H, e = torch.as_tensor(EXACT.A[:, 0]), torch.as_tensor(EXACT.b[:, 0])
@@ -330,3 +375,45 @@ def test_scaffold_rests_at_the_optimum() -> None:
     x = problem.optimum
     r = path(ud.Scaffold(B=1), problem, rounds=T, participation=SOME, local=ud.Local(steps=K), x0=x)
     assert gap(r, np.tile(x.numpy(), (T + 1, 1))) < 1e-12
+
+
+# compressed and adaptive methods
+
+
+@pytest.mark.parametrize("who", [EVERYONE, SOME], ids=["everyone", "partial"])
+@pytest.mark.parametrize("eta_g", [1.0, 0.7])
+def test_scallion_and_scafcom_without_compression_are_scaffold(who: Any, eta_g: float) -> None:
+    right = go(ud.Scaffold(eta_g=eta_g), who=who)
+    for left in (ud.Scallion(eta_g=eta_g), ud.Scafcom(eta_g=eta_g, beta=1.0)):
+        assert gap(go(left, who=who), right) < 1e-9
+    settings: dict[str, Any] = {
+        "rounds": T,
+        "participation": who,
+        "local": ud.Local(steps=K, lr=ETA),
+        "codec": "identity",
+    }
+    assert gap(path(ud.Scallion(eta_g=eta_g), WorldProblem(NOISY), **settings), right) < 1e-9
+
+
+def test_diloco_without_outer_momentum_is_fedavg_with_adamw_kept() -> None:
+    local = ud.Local(
+        steps=[1, 4, 2, 3, 2, 5], lr=ETA, optimiser="adamw:eps=0.1", optimiser_state="keep", weight_decay=0.3
+    )
+    method = ud.DiLoCo(eta=1.0, mu=0.0, eps=0.1, decay=0.3)
+    right = path(ud.FedAvg(), WorldProblem(NOISY), rounds=T, participation=SOME, local=local)
+    assert gap(go(method, steps=[1, 4, 2, 3, 2, 5]), right) < 1e-9
+
+
+def test_fedadamw_of_one_round_is_fedavg_with_adamw() -> None:
+    """Before there are moments and a common step, and with one client in one block a number from there on, too."""
+    local = ud.Local(steps=K, lr=ETA, optimiser="adamw:eps=0.1,weight_decay=0.3")
+    right = path(ud.FedAvg(), WorldProblem(NOISY), rounds=1, participation=EVERYONE, local=local)
+    assert gap(go(ud.FedAdamW(eps=0.1, decay=0.3), rounds=1, who=EVERYONE), right) < 1e-9
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_fedadamw_sends_a_number_a_block(blocks: int) -> None:
+    problem = WorldProblem(NOISY)
+    (r,) = ud.rounds(ud.FedAdamW(blocks=blocks), problem, rounds=1, local=ud.Local(steps=K, lr=ETA), evaluate_every=9)
+    assert r.bytes_up == N * 8 * (3 + blocks)
+    assert r.bytes_down == N * 8 * (2 * 3 + blocks + 1)

@@ -27,23 +27,18 @@ def test_any_schedule_equals_algorithm_3() -> None:
             participation=ud.Fixed(cohorts),
             local=ud.Local(steps=K, lr=ETA),
         )
-        theirs = multistage_fedgm(
-            WORLD, cohorts, K, ETA, etas=list(eta), betas=list(beta), nus=list(nu), Ts=lengths
-        )
+        theirs = multistage_fedgm(WORLD, cohorts, K, ETA, etas=list(eta), betas=list(beta), nus=list(nu), Ts=lengths)
         assert gap(ours, theirs) < 1e-9
 
 
 def test_stages_fill_the_run_by_default() -> None:
     local, problem = ud.Local(steps=3, lr=ETA), WorldProblem(WORLD)
     open_, given = (
-        path(method, problem, rounds=28, local=local)
-        for method in (ud.MultistageFedGM(), ud.MultistageFedGM(T=28))
+        path(method, problem, rounds=28, local=local) for method in (ud.MultistageFedGM(), ud.MultistageFedGM(T=28))
     )
     other = path(ud.MultistageFedGM(T=56), problem, rounds=28, local=local)
     assert gap(open_, given) == 0 and gap(open_, other) > 1e-3
-    (together,) = ud.run_together(
-        [ud.Trial(ud.MultistageFedGM(), problem, local)], rounds=28, engine="batched"
-    )
+    (together,) = ud.run_together([ud.Trial(ud.MultistageFedGM(), problem, local)], rounds=28, engine="batched")
     assert gap(np.asarray(together.x), given[-1]) < 1e-12
 
 
@@ -61,8 +56,7 @@ def test_tau_is_one_over_the_share_of_clients_per_round(method, who, tau) -> Non
     problem, local = WorldProblem(WORLD), ud.Local(steps=2, lr=0.05)
     assert isinstance(method(), DependsOnRun)
     by_word, by_number = (
-        path(method(tau=given), problem, rounds=12, participation=who, local=local)
-        for given in ("1/C", tau)
+        path(method(tau=given), problem, rounds=12, participation=who, local=local) for given in ("1/C", tau)
     )
     assert gap(by_word, by_number) == 0
 

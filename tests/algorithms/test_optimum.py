@@ -24,6 +24,8 @@ EXACT = [
     (ud.ScaffoldM(0.3, B=1, reparametrised=True), EVERYONE, 900, {"lr": 0.03}),
     (ud.ScaffoldMVR(0.3), EVERYONE, 600, {}),
     (ud.ScaffoldMVR(0.5), SOME, 1500, {"lr": 0.05}),
+    (ud.Scallion(alpha=0.5), SOME, 1500, {"lr": 0.05}),
+    (ud.Scafcom(beta=0.5), SOME, 1500, {"lr": 0.05, "steps": STEPS}),
     (ud.FedNovaVR(), EVERYONE, 400, {"steps": STEPS}),
     (ud.FedNovaVR(rho=0.7), EVERYONE, 400, {"steps": STEPS, "lr": 0.03}),
     (ud.FedDyn(alpha=0.5), EVERYONE, 400, {"steps": 10}),
@@ -40,9 +42,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize("algorithm, who, rounds, local", EXACT, ids=lambda v: str(v)[:60])
-def test_exact_methods_reach_the_optimum(
-    algorithm: Any, who: Any, rounds: int, local: dict[str, Any]
-) -> None:
+def test_exact_methods_reach_the_optimum(algorithm: Any, who: Any, rounds: int, local: dict[str, Any]) -> None:
     assert distance(algorithm, quadratic(), rounds, who, **local) < 1e-10
 
 

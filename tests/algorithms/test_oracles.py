@@ -6,11 +6,7 @@ from tests.support.method_table import ROWS, Row
 from tests.support.oracle_distance import distance_to_oracle, settings_of
 from undrift.core.hyper import METHODS
 
-CASES = [
-    pytest.param(row, cohorts, K, id=f"{row}-{name}")
-    for row in ROWS
-    for name, cohorts, K in settings_of(row)
-]
+CASES = [pytest.param(row, cohorts, K, id=f"{row}-{name}") for row in ROWS for name, cohorts, K in settings_of(row)]
 
 
 @pytest.mark.parametrize("row, cohorts, K", CASES)

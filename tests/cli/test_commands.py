@@ -15,16 +15,14 @@ from undrift import cli
 from undrift.cli import _said
 from undrift.core.errors import Deserted
 from undrift.core.hyper import METHODS
-from undrift.experiments.runs.files import lock
+from undrift.experiments.runs.files import lock, write_json
 from undrift.models import MODELS
 
 SMALL = ["--rounds", "12", "--steps", "2", "--batch", "5", "--dirichlet", "0.1"]
 
 
 def metrics(folder: Path) -> dict[str, bytes]:
-    return {
-        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("metrics.jsonl"))
-    }
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("metrics.jsonl"))}
 
 
 def in_this_process(*words: str) -> None:
@@ -39,14 +37,9 @@ def in_this_process(*words: str) -> None:
 
 @pytest.mark.slow
 def test_compare_ends_with_a_table_and_a_report(undrift, tmp_path: Path) -> None:
-    said = undrift(
-        "compare", "fedavg", "scaffold-m:beta=0.1,lr=0.2", *SMALL, "--seeds", 2, "--jobs", 1
-    )
+    said = undrift("compare", "fedavg", "scaffold-m:beta=0.1,lr=0.2", *SMALL, "--seeds", 2, "--jobs", 1)
     assert said.code == 0
-    assert (
-        "scaffold-m beta=0.1 lr=0.2" in said.out
-        and "report: runs/compare-digits/report.html" in said.out
-    )
+    assert "scaffold-m beta=0.1 lr=0.2" in said.out and "report: runs/compare-digits/report.html" in said.out
     made = tmp_path / "runs" / "compare-digits"
     assert (made / "report.html").stat().st_size > 10_000 and (made / "summary.csv").exists()
     assert len(metrics(made)) == 4
@@ -77,21 +70,19 @@ def test_run_with_settings_and_resume_for_longer(undrift, tmp_path: Path) -> Non
     (tmp_path / "e.toml").write_text(text)
     assert undrift("run", "e.toml", "--set", "rounds=4", "--out", "short", "-q").code == 0
     assert "is finished" in undrift("resume", "short").out
+    said = undrift("run", "e.toml", "--out", "loud")  # the engine is part of what is said of every run
+    assert "engine: clients in chunks of 10, batched" in said.err and said.code == 0
     assert undrift("resume", "short", "--rounds", 6, "-q").code == 0
     assert undrift("run", "e.toml", "--out", "long", "-q").code == 0
     assert metrics(tmp_path / "short") == metrics(tmp_path / "long")
-    assert "must be more, got 5" in undrift("resume", "short", "--rounds", 5).err
+    assert "planned for 6 rounds (6 are done)" in undrift("resume", "short", "--rounds", 5).err
 
 
 def test_dry_shows_and_starts_nothing(undrift, tmp_path: Path) -> None:
     said = undrift("compare", "fedavg", "scaffold", *SMALL, "--dry")
     assert said.code == 0 and not (tmp_path / "runs").exists()
     assert "[algorithms.scaffold]" in said.out and "4,810 parameters" in said.out
-    assert (
-        "fedavg: 385 kB" in said.out
-        and "scaffold: 770 kB" in said.out
-        and "nothing was started" in said.out
-    )
+    assert "fedavg: 385 kB" in said.out and "scaffold: 770 kB" in said.out and "nothing was started" in said.out
 
 
 ERRORS = {
@@ -119,7 +110,7 @@ ERRORS = {
     "no clients": (["compare", "fedavg", "--clients", "0"], 2, "clients.number"),
     "twice": (["compare", "fedavg", "fedavg"], 2, "fedavg is there twice"),
     "target": (["compare", "fedavg", "--target", "nan"], 2, "target"),
-    "impossible model": (["compare", "fedavg", "--set", "model.hidden=-3"], 2, "model mlp cannot be made with hidden = -3"),
+    "impossible model": (["compare", "fedavg", "--set", "model.hidden=-3"], 2, "model mlp: hidden is a list of widths, such as [64], got -3"),
     "buffer": (["compare", "fedbuff", "--async", "--clients", "4", "--per-round", "5"], 2, "more than there are clients"),
 }  # fmt: skip
 
@@ -132,9 +123,7 @@ def test_an_error_is_a_line_on_stderr_and_nothing_is_made(
     words, code, message = ERRORS[case]
     said = undrift(*words)
     assert (said.code, said.out) == (code, "")
-    assert (
-        message in said.err and said.err.startswith("undrift: ") and len(said.err.splitlines()) <= 2
-    )
+    assert message in said.err and said.err.startswith("undrift: ") and len(said.err.splitlines()) <= 2
     assert "Traceback" not in said.err and not list(tmp_path.iterdir())
 
 
@@ -159,28 +148,54 @@ def finished(finished_once: Path, tmp_path: Path) -> None:
 def test_nothing_is_overwritten(undrift, finished: None, tmp_path: Path) -> None:
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     said = undrift("compare", "fedavg", *SMALL, "--out", "run")
-    assert (
-        said.code == 2
-        and "exists and is not empty" in said.err
-        and "undrift resume run" in said.err
-    )
+    assert said.code == 2 and "exists and is not empty" in said.err and "undrift resume run" in said.err
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
 
 
-def test_a_changed_experiment_or_other_data_are_refused(
-    undrift, finished: None, tmp_path: Path
-) -> None:
+def test_a_changed_experiment_or_other_data_are_refused(undrift, finished: None, tmp_path: Path) -> None:
     (tmp_path / "run" / "result.json").unlink()  # as if it had not ended
     federation = json.loads((tmp_path / "run/federation.json").read_text())
-    (tmp_path / "run/federation.json").write_text(
-        json.dumps(federation | {"checksums": {"file": "00"}})
-    )
+    write_json(tmp_path / "run/federation.json", federation | {"checksums": {"file": "00"}})
     said = undrift("resume", "run")
     assert said.code == 2 and "the data have changed" in said.err and "file" in said.err
     text = (tmp_path / "run/experiment.toml").read_text()
     (tmp_path / "run/experiment.toml").write_text(text.replace("lr = 0.1", "lr = 0.2"))
     said = undrift("resume", "run")
     assert said.code == 2 and "was changed after the run began" in said.err
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "federation.json", "model.safetensors", "result.json", "times.jsonl"]
+)
+def test_what_is_damaged_is_told_and_mended(undrift, finished: None, name: str, tmp_path: Path) -> None:
+    said = undrift("verify", "run")
+    assert said.code == 0 and said.out.strip().endswith("files sound, 0 damaged")
+    assert all(line.startswith("sound") for line in said.out.splitlines()[:-1])
+    path = tmp_path / "run" / name
+    content = path.read_bytes()
+    at = len(content) // 2
+    path.write_bytes(content[:at] + bytes([content[at] ^ 2]) + content[at + 1 :])
+    said = undrift("verify", "run", "--quiet")
+    assert said.code == 1 and said.out.startswith(f"damaged  {Path('run') / name}") and "1 damaged" in said.out
+    assert undrift("resume", "run", "-q").code == 0
+    assert undrift("verify", "run", "--quiet").out == ""
+    assert name == "times.jsonl" or path.read_bytes() == content
+
+
+def test_a_report_of_damaged_figures_uses_the_copy_or_refuses(
+    undrift, finished: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert undrift("report", "run", "-q").code == 0
+    before = (tmp_path / "run/rounds.csv").read_bytes()
+    path, copy = tmp_path / "run/metrics.jsonl", tmp_path / "run/.metrics.jsonl.copy"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"accuracy":0.', b'"accuracy":1.', 1))
+    said = undrift("report", "run", "-q")
+    assert said.code == 0 and "its copy is used" in caplog.text
+    assert (tmp_path / "run/rounds.csv").read_bytes() == before
+    copy.write_bytes(copy.read_bytes().replace(b"accuracy", b"accurast", 1))
+    said = undrift("report", "run", "-q")
+    assert said.code == 2 and "metrics.jsonl is damaged, and so is its copy" in said.err
 
 
 def test_the_second_process_on_a_run_refuses(undrift, finished: None, tmp_path: Path) -> None:
@@ -190,7 +205,7 @@ def test_the_second_process_on_a_run_refuses(undrift, finished: None, tmp_path: 
         said = undrift("resume", "run")
     finally:
         held.release()
-    assert said.code == 2 and "in use by another process" in said.err
+    assert said.code == 2 and f"in use by another process, {os.getpid()}" in said.err
 
 
 @pytest.mark.slow
@@ -199,16 +214,8 @@ def test_a_method_of_ones_own_from_a_file(undrift, tmp_path: Path) -> None:
         "import undrift as ud\nfrom undrift.algorithms.fedavg import FedAvg\n"
         '@ud.algorithm("own-fedavg", "me")\nclass Own(FedAvg):\n    pass\n'
     )
-    assert (
-        undrift(
-            "compare", "fedavg", "own-fedavg", "--use", "own.py", *SMALL, "--out", "run", "-q"
-        ).code
-        == 0
-    )
-    own, plain = (
-        metrics(tmp_path / "run")[f"{name}/seed-0/metrics.jsonl"]
-        for name in ("own-fedavg", "fedavg")
-    )
+    assert undrift("compare", "fedavg", "own-fedavg", "--use", "own.py", *SMALL, "--out", "run", "-q").code == 0
+    own, plain = (metrics(tmp_path / "run")[f"{name}/seed-0/metrics.jsonl"] for name in ("own-fedavg", "fedavg"))
     assert own == plain
     METHODS.pop("own-fedavg")
 
@@ -226,9 +233,7 @@ def test_files_of_ones_own_lie_beside_the_experiment(undrift, tmp_path: Path) ->
         # what a file prints is not news of a run, and its path holds wherever one is
         assert undrift("run", "project/e.toml", "--out", "run", "--jobs", 2, "-q").code == 0
         (tmp_path / "run" / "report.html").unlink()
-        assert (
-            undrift("resume", "run", "-q").code == 0 and (tmp_path / "run" / "report.html").exists()
-        )
+        assert undrift("resume", "run", "-q").code == 0 and (tmp_path / "run" / "report.html").exists()
         own.write_text(own.read_text() + "# changed\n")
         said = undrift("resume", "run", "--rounds", 5)
         assert said.code == 2 and "mine.py was changed after the run" in said.err
@@ -237,12 +242,7 @@ def test_files_of_ones_own_lie_beside_the_experiment(undrift, tmp_path: Path) ->
 
 
 def test_no_hidden_layer_stays_none(undrift, tmp_path: Path) -> None:
-    assert (
-        undrift(
-            "compare", "fedavg", "--rounds", 1, "--set", "model.hidden=[]", "--out", "run", "-q"
-        ).code
-        == 0
-    )
+    assert undrift("compare", "fedavg", "--rounds", 1, "--set", "model.hidden=[]", "--out", "run", "-q").code == 0
     assert json.loads((tmp_path / "run/federation.json").read_text())["parameters"] == 650
 
 
@@ -315,12 +315,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("interrupted")
-def test_kill_nine_of_the_whole_command_and_resume(
-    undrift, uninterrupted: dict[str, bytes], tmp_path: Path
-) -> None:
-    run = started(
-        tmp_path, "compare", "scaffold", "ghbm", *LONG, "--out", "run", "-q", "--jobs", "2"
-    )
+def test_kill_nine_of_the_whole_command_and_resume(undrift, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    run = started(tmp_path, "compare", "scaffold", "ghbm", *LONG, "--out", "run", "-q", "--jobs", "2")
     wait_for(tmp_path / "run/scaffold/seed-0/metrics.jsonl", 15)
     run.kill()  # its workers notice and are gone
     run.communicate()
@@ -333,9 +329,7 @@ def test_kill_nine_of_the_whole_command_and_resume(
 @pytest.mark.slow
 @pytest.mark.xdist_group("interrupted")
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_says_how_to_resume(
-    undrift, jobs: str, uninterrupted: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_ctrl_c_says_how_to_resume(undrift, jobs: str, uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
     run = started(tmp_path, "compare", "scaffold", "ghbm", *LONG, "--out", "run", "--jobs", jobs)
     wait_for(tmp_path / "run/scaffold/seed-0/metrics.jsonl", 5)
     run.send_signal(signal.SIGINT)
@@ -343,7 +337,7 @@ def test_ctrl_c_says_how_to_resume(
     assert run.returncode == 130
     assert "`undrift resume run` goes on" in err and "Traceback" not in err
     checkpoints = (tmp_path / "run/scaffold/seed-0/checkpoints").glob("0*.json")
-    newest = max(int(path.stem) for path in checkpoints)
+    newest = max(int(path.name.split(".")[0]) for path in checkpoints)
     recorded = (tmp_path / "run/scaffold/seed-0/metrics.jsonl").read_bytes().count(b"\n")
     assert newest >= recorded - 1, "the last whole round has a checkpoint"
     again = undrift("resume", "run", "-q", "--jobs", "1")

@@ -21,9 +21,7 @@ def test_every_extra_is_listed_with_its_version_or_how_to_get_it(
     monkeypatch.setattr(metadata, "requires", lambda name: ["torch>=2.12", *lines])
     monkeypatch.setattr(doctor, "_speed", lambda: iter(["fast"]))
     monkeypatch.setattr(doctor, "_data_found", lambda: iter(["digits (1,500)"]))
-    monkeypatch.setattr(
-        doctor, "_version", lambda name: "" if name in ("ray", "torchvision") else "1.2"
-    )
+    monkeypatch.setattr(doctor, "_version", lambda name: "" if name in ("ray", "torchvision") else "1.2")
     found = dict(doctor.findings())
     assert {key.removeprefix("extra ") for key in found if key.startswith("extra ")} == set(extras)
     assert found["extra ray"] == 'no ray: pip install "undrift[ray]"'

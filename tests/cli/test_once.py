@@ -47,13 +47,9 @@ def test_once_in_a_process(undrift, counts: Counter[str], seeds: int, built: int
     assert counts == {"validated": 1, "built": built, "chosen": 1}
 
 
-def test_changes_of_a_file_are_validated_with_it(
-    undrift, counts: Counter[str], tmp_path: Path
-) -> None:
+def test_changes_of_a_file_are_validated_with_it(undrift, counts: Counter[str], tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text('engine = "batched"\n[algorithms.fedavg]\n[algorithms.ghbm]\n')
-    said = undrift(
-        "run", "e.toml", "--set", "rounds=2", "--engine", "sequential", "-q", "--jobs", 1
-    )
+    said = undrift("run", "e.toml", "--set", "rounds=2", "--engine", "sequential", "-q", "--jobs", 1)
     assert said.code == 0, said.err
     assert counts == {"validated": 1, "built": 1, "chosen": 1}
     assert 'name = "sequential"' in (tmp_path / "runs/e/experiment.toml").read_text()

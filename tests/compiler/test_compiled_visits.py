@@ -39,9 +39,7 @@ def test_who_diverges_in_a_compiled_visit_is_left_out(algorithm: Any, interprete
     for chunk in (None, 4):
         ours = ud.run(algorithm, problem, engine="compiled", chunk=chunk, **settings)
         alone = ud.run(algorithm, problem, engine="sequential", **settings)
-        assert (
-            [r.left_out for r in ours.history] == [r.left_out for r in alone.history] == [(2,)] * 3
-        )
+        assert [r.left_out for r in ours.history] == [r.left_out for r in alone.history] == [(2,)] * 3
         assert [r.bytes_up for r in ours.history] == [r.bytes_up for r in alone.history]
         assert gap(ours.x.numpy(), alone.x.numpy()) < 1e-9
 
@@ -93,9 +91,7 @@ def check_swapping(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_kept_may_change_places(
-    way: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_may_change_places(way: str, interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     check_swapping(way, monkeypatch)
 
 

@@ -23,9 +23,7 @@ def network(*layers: nn.Module, shape: tuple[int, ...]) -> Any:
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, dtype=p.dtype, generator=random) / 20)
-    return ud.federate(
-        (X, torch.arange(64) % 3), model=net, loss=F.cross_entropy, clients=ud.IID(4)
-    )
+    return ud.federate((X, torch.arange(64) % 3), model=net, loss=F.cross_entropy, clients=ud.IID(4))
 
 
 def perceptron(inputs: int, hidden: int) -> Any:
@@ -144,9 +142,7 @@ def _must_not_be_called() -> Any:
 
 def test_runs_together_share_products(traced: Counter[str], refusals: Any) -> None:
     problem = perceptron(4, 5)
-    trials = [
-        ud.Trial(ud.FedAvg(), problem, ud.Local(steps=3, batch=8, lr=lr), 0) for lr in (0.1, 0.2)
-    ]
+    trials = [ud.Trial(ud.FedAvg(), problem, ud.Local(steps=3, batch=8, lr=lr), 0) for lr in (0.1, 0.2)]
 
     def together() -> list[torch.Tensor]:
         found = ud.run_together(trials, rounds=2, engine="compiled")
@@ -218,8 +214,6 @@ def test_a_switch_in_the_environment_that_is_not_there_stops_a_run_before_it_sta
     ("words", "off"),
     [("", []), (" hoist ,max-pool,", ["hoist", "max-pool"]), ("all", list(kernels.KERNELS))],
 )
-def test_switches_in_the_environment(
-    words: str, off: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switches_in_the_environment(words: str, off: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_KERNELS_OFF", words)
     assert [name for name in kernels.KERNELS if not kernels.enabled(name)] == off

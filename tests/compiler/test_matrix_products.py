@@ -81,9 +81,7 @@ def test_it_is_the_sum(
     }[v_is]
     f = None if f_is == "none" else drawn(random, dtype, rows if f_is == "each" else 1, 1)
     a = drawn(random, dtype, clients, runs * n, k, turned=turned[0])
-    x, numbers, samples = samples_of(
-        random, dtype, clients, k, m, turned=turned[1], by_number=by_number
-    )
+    x, numbers, samples = samples_of(random, dtype, clients, k, m, turned=turned[1], by_number=by_number)
     exact = y.double() if f is None else f.double() * y.double()
     exact = exact + (a.double() @ samples.double()).view(rows, -1) + (0 if v is None else v)
     products.summed_(y, v, f, a, x, numbers)
@@ -119,9 +117,7 @@ def test_it_is_the_product(
     random = torch.Generator().manual_seed(seed)
     w = drawn(random, dtype, 1 if one_layer else clients, n, k, turned=turned[0])
     w = w.expand(clients, -1, -1)
-    x, numbers, whole = samples_of(
-        random, dtype, clients, samples, k, turned=turned[1], by_number=by_number
-    )
+    x, numbers, whole = samples_of(random, dtype, clients, samples, k, turned=turned[1], by_number=by_number)
     exact = whole.double() @ w.double().transpose(1, 2)
     found = products.outputs(x, numbers, w)
     assert found.shape == (clients, samples, n) and found.dtype == dtype
@@ -169,9 +165,7 @@ SETTINGS: dict[str, Any] = {
     [(ud.Scaffold(), "v v"), (ud.ScaffoldM(0.3), "v v"), (ud.FedProx(0.2), "f v f v")],
     ids=repr,
 )
-def test_what_stays_the_same_is_made_once_a_visit(
-    algorithm: Any, parts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stays_the_same_is_made_once_a_visit(algorithm: Any, parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, made = large(monkeypatch), []
     monkeypatch.setattr(step.Step, "prepare", _counted(step.Step.prepare, made))
     ours = path(algorithm, ragged(), engine="compiled", **SETTINGS)
@@ -191,9 +185,7 @@ def _counted(ready: Any, made: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("algorithm", [ud.Scaffold(), ud.ScaffoldM(0.3)], ids=repr)
-def test_where_it_cannot_be_compiled_a_library_does(
-    algorithm: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_it_cannot_be_compiled_a_library_does(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = large(monkeypatch)
     monkeypatch.setattr(gathering, "functions", dict)
     ours = path(algorithm, ragged(), engine="compiled", **SETTINGS)
@@ -248,9 +240,7 @@ def test_numbers_of_another_kind_are_gathered(monkeypatch: pytest.MonkeyPatch) -
 def test_runs_together_read_samples_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, problem = large(monkeypatch), plain()
     trials = [
-        ud.Trial(ud.FedAvg(), problem, ud.Local(steps=5, batch=4, lr=lr), seed)
-        for lr in (0.1, 0.3)
-        for seed in (0, 1)
+        ud.Trial(ud.FedAvg(), problem, ud.Local(steps=5, batch=4, lr=lr), seed) for lr in (0.1, 0.3) for seed in (0, 1)
     ]
     settings: Any = {"rounds": 3, "participation": ud.Uniform(4)}
     found = ud.run_together(trials, engine="compiled", **settings)
@@ -320,9 +310,7 @@ class Grouped(nn.Module):
         return torch.bmm(self.layers, each).sum(0).t() + self.shift
 
 
-def test_layers_side_by_side_are_a_librarys(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_layers_side_by_side_are_a_librarys(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     large(monkeypatch)
     problem = ragged(model=Grouped().double())
     ours = path(ud.Scaffold(), problem, engine="compiled", **SETTINGS)

@@ -29,13 +29,9 @@ def pooled(x: Tensor, kernel: Any, relu: bool) -> list[Tensor]:
     relu=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_pooling_by_windows_has_the_same_bits(
-    size: Any, kernel: Any, relu: bool, seed: int
-) -> None:
+def test_pooling_by_windows_has_the_same_bits(size: Any, kernel: Any, relu: bool, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
-    x = torch.randint(
-        -2, 3, size, generator=random
-    ).float()  # many ties, zeros, all-negative windows
+    x = torch.randint(-2, 3, size, generator=random).float()  # many ties, zeros, all-negative windows
     x = x.contiguous(memory_format=torch.channels_last)
     graph, _ = trace(lambda x: pooled(x, kernel, relu), [x], _rewrite_pooling)
     targets = {node.target for node in graph.graph.nodes}

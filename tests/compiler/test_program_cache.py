@@ -22,9 +22,7 @@ def test_programs_on_disk_are_told_apart_by_what_they_were_made_for(
         assert config.cpp.threads == 3
 
 
-@pytest.mark.parametrize(
-    ("numbers", "kept"), [(inductor.MAX_CACHED_CONSTANTS, True), (10**6, False)]
-)
+@pytest.mark.parametrize(("numbers", "kept"), [(inductor.MAX_CACHED_CONSTANTS, True), (10**6, False)])
 def test_programs_with_large_frozen_parts_are_not_kept(numbers: int, kept: bool) -> None:
     frozen = torch.ones(numbers)
     module, _ = inductor.trace(lambda x: [x + frozen], [torch.ones(1)], lambda graph: True)

@@ -23,9 +23,7 @@ def visit(problem: Any, lr: float, momentum: float, single: bool = False) -> Wor
 
 def directions(work: Work, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x - y, the mean of the gradients, and their sum carried along."""
-    delta, mean, total = work.descend(
-        lambda y, total: (work.grad(y), total + work.grad(y)), x, 0 * x
-    )
+    delta, mean, total = work.descend(lambda y, total: (work.grad(y), total + work.grad(y)), x, 0 * x)
     return delta, mean, total
 
 
@@ -46,9 +44,7 @@ def test_the_mean_is_that_of_all_directions(lr: float, momentum: float, single: 
 def test_rounding_is_no_more_than_the_models_own(lr: float) -> None:
     """In float32, what rounding does to the mean moves a later visit by a few units in the last place of x."""
     model, X, Y = torch.nn.Linear(20, 4), torch.rand(30, 20), torch.arange(30) % 4
-    problem = ud.federate(
-        (X, Y), (X, Y), model=model, loss=torch.nn.functional.cross_entropy, clients=ud.IID(3)
-    )
+    problem = ud.federate((X, Y), (X, Y), model=model, loss=torch.nn.functional.cross_entropy, clients=ud.IID(3))
     work = visit(problem, lr, 0.0)
     x = problem.x0.expand(3, -1)
     _, mean, total = directions(work, x)

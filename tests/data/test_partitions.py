@@ -48,9 +48,7 @@ EQUAL = {"iid", "dirichlet-0.01", "dirichlet-0.3", "dirichlet-100", "similarity-
 
 
 @pytest.mark.parametrize("name", ALL)
-@given(
-    N=st.integers(1, 25), n=st.integers(60, 300), classes=st.integers(1, 6), seed=st.integers(0, 99)
-)
+@given(N=st.integers(1, 25), n=st.integers(60, 300), classes=st.integers(1, 6), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_every_sample_is_dealt_once(name: str, N: int, n: int, classes: int, seed: int) -> None:
     data = samples(n, classes, seed)
@@ -97,9 +95,7 @@ def test_shards_hold_few_classes() -> None:
 
 def test_similarity_goes_from_sorted_to_iid() -> None:
     data = Samples(5000, np.repeat(np.arange(10), 500))
-    held = [
-        np.mean(labels_held(ud.Similarity(50, s).split(data, 0), data.labels)) for s in (0, 10, 100)
-    ]
+    held = [np.mean(labels_held(ud.Similarity(50, s).split(data, 0), data.labels)) for s in (0, 10, 100)]
     assert held[0] == 1 and 5 < held[1] < 8 and held[2] > 9.9
 
 
@@ -116,9 +112,7 @@ def test_dirichlet_mixtures_have_the_right_spread() -> None:
     assert data.labels is not None
     for alpha in (0.3, 2.0):
         parts = ud.Dirichlet(200, alpha).split(data, 0)
-        shares = np.array(
-            [np.bincount(data.labels[parts.of(i)], minlength=5) / 100 for i in range(60)]
-        )
+        shares = np.array([np.bincount(data.labels[parts.of(i)], minlength=5) / 100 for i in range(60)])
         assert shares.mean(0) == pytest.approx(np.full(5, 0.2), abs=0.12)
         assert shares.var() == pytest.approx(0.2 * 0.8 / (5 * alpha + 1), rel=0.25)
 
@@ -149,9 +143,7 @@ def test_the_partition_is_named_where_a_federation_is_described(capsys: Any) -> 
     problem.describe()
     named = "Dirichlet(N=4, alpha=0.5, concentration='alpha*p')"
     assert named in capsys.readouterr().out and problem.summary()["partition"] == named
-    own = ud.federate(
-        data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=[range(30), range(30, 60)]
-    )
+    own = ud.federate(data, model=torch.nn.Linear(2, 3), loss=F.cross_entropy, clients=[range(30), range(30, 60)])
     assert own.summary()["partition"] == ""
 
 
@@ -193,6 +185,32 @@ def test_natural_clients() -> None:
         ud.Natural(at_least=4).split(Samples(6, natural=names), 0)
     with pytest.raises(ud.InvalidInput, match="name no clients"):
         ud.Natural().split(Samples(6), 0)
+
+
+def test_natural_clients_can_be_drawn_and_cut_to_size() -> None:
+    names = np.random.default_rng(0).choice([5, 6, 7, 8, 9], size=400, p=[0.1, 0.1, 0.2, 0.3, 0.3])
+    data = Samples(400, natural=names)
+    seen, every = set(), np.zeros(400, dtype=bool)
+    for seed in range(60):
+        parts = ud.Natural(at_least=50, at_most=30, choose=2).split(data, seed)
+        assert parts.sizes.tolist() == [30, 30] and parts.names is not None
+        for i, name in enumerate(parts.names):
+            mine = parts.of(i)
+            assert len(set(mine.tolist())) == 30 and (names[mine] == name).all()
+            every[mine] = True
+        seen.add(tuple(parts.names.tolist()))
+    assert seen == {(7, 8), (7, 9), (8, 9)}  # five and six are too small
+    assert every[names >= 7].all() and not every[names < 7].any()  # any sample may be drawn
+    with pytest.raises(ud.InvalidInput, match="3 clients have at least 50 samples, asked for are 4"):
+        ud.Natural(at_least=50, choose=4).split(data, 0)
+
+
+def test_iid_clients_of_a_size_that_share_nothing() -> None:
+    parts = ud.IID(6, size=15, shared=False).split(Samples(100), 0)
+    assert parts.sizes.tolist() == [15] * 6
+    assert len(np.unique(np.concatenate([parts.of(i) for i in range(6)]))) == 90
+    with pytest.raises(ud.InvalidInput, match="7 clients of 15 samples share some, there are 100"):
+        ud.IID(7, size=15, shared=False).split(Samples(100), 0)
 
 
 @pytest.mark.parametrize(
@@ -331,9 +349,7 @@ def fail(samples: Samples, seed: int) -> Any:
         ([], "split returned no clients"),
     ],
 )  # fmt: skip
-def test_what_a_custom_partition_must_not_return_is_named_in_a_line(
-    value: Any, message: str
-) -> None:
+def test_what_a_custom_partition_must_not_return_is_named_in_a_line(value: Any, message: str) -> None:
     with pytest.raises(ud.InvalidInput, match=f"^partition 'custom': .*{message}") as caught:
         returning(value).split(TEN, 0)
     assert "\n" not in str(caught.value)

@@ -18,6 +18,7 @@ import undrift as ud
 from tests.support.data_files import same
 from tests.support.real_data import real_data
 from undrift.core.errors import InvalidInput
+from undrift.core.rng import Key
 from undrift.data import store
 from undrift.data.datasets import har, mnist, shakespeare
 from undrift.data.registry import DATASETS, Data, load
@@ -136,6 +137,27 @@ def test_shakespeare_windows_are_leafs(real: Callable[..., Data]) -> None:
         assert shakespeare.ALPHABET[int(data.train[1][mine[-1]])] == said[i + 80]
         theirs = (data.test_clients == role).nonzero().flatten()
         assert shakespeare.ALPHABET[int(data.test[1][theirs[0]])] == said[i + 81]
+
+
+@pytest.mark.parametrize(
+    "clients", [ud.Natural(at_least=2000, at_most=2000, choose=100), ud.IID(100, size=2000, shared=False)], ids=str
+)
+def test_shakespeare_is_that_of_ghbms_table_6(real: Callable[..., Data], clients: object, capsys: object) -> None:
+    """100 clients of 2000 examples, 80 classes, 20 local steps; by role clients differ, dealt at random they do not."""
+    settings = {"model": ud.models.char_lstm(), "loss": F.cross_entropy, "clients": clients}
+    problem = ud.federate(real("shakespeare"), **settings)  # pyright: ignore[reportArgumentType]
+    problem.describe(batch=100)
+    said = capsys.readouterr().out  # pyright: ignore[reportAttributeAccessIssue]
+    assert said.startswith("100 clients by ") and " 200,000 samples," in said
+    assert "samples a client: 2000 to 2000, median 2000, mean 2000\n" in said
+    assert "local steps an epoch with batch 100: 20 to 20, mean 20\n" in said
+    assert ud.Local(batch=100).count(problem, Key(0, 1), range(100)) == [20] * 100
+    found = problem.heterogeneity()
+    assert found.classes is not None and 70 <= found.classes <= 80  # some characters are rare
+    roles = real("shakespeare").clients
+    assert roles is not None
+    held = [len(roles[problem.samples(i)].unique()) for i in range(100)]
+    assert held == [1] * 100 if isinstance(clients, ud.Natural) else min(held) > 200
 
 
 def test_a_test_target_is_in_no_training_window(real: Callable[..., Data]) -> None:

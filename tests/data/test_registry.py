@@ -75,9 +75,7 @@ def test_importing_is_lazy() -> None:
         "assert 'undrift.data.datasets.uci' in sys.modules;"
         "print([m for m in ('h5py', 'PIL', 'sklearn') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 
@@ -95,9 +93,7 @@ def test_nothing_is_unpickled(home: Path) -> None:
             return os.mkdir, (str(home / "sprung"),)
 
     objects = np.array([Trap()], dtype=object)
-    np.savez(
-        home / "hapt_int16.npz", x=objects, seg_len=objects, seg_label=objects, seg_user=objects
-    )
+    np.savez(home / "hapt_int16.npz", x=objects, seg_len=objects, seg_label=objects, seg_user=objects)
     with pytest.raises(InvalidInput, match="hapt_int16.npz is not a whole npz file"):
         load("hapt")
     assert not (home / "sprung").exists()

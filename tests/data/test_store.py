@@ -20,9 +20,7 @@ class Answer(io.BytesIO):
         self.headers = {} if promised is None else {"Content-Length": str(promised)}
 
 
-def served(
-    monkeypatch: pytest.MonkeyPatch, content: bytes, promised: int | None = None
-) -> list[str]:
+def served(monkeypatch: pytest.MonkeyPatch, content: bytes, promised: int | None = None) -> list[str]:
     asked: list[str] = []
 
     def give(url: str, timeout: float) -> Answer:
@@ -73,18 +71,13 @@ def test_download(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     known_hash = f"md5:{hashlib.md5(b'hello').hexdigest()}"
     path = tmp_path / "cache" / "undrift" / "set" / "f.txt"
     for _ in range(2):  # the second time it is there
-        assert (
-            store.find("set", "f.txt", url="https://example.org/f.txt", known_hash=known_hash)
-            == path
-        )
+        assert store.find("set", "f.txt", url="https://example.org/f.txt", known_hash=known_hash) == path
         assert path.read_bytes() == b"hello"
     assert asked == ["https://example.org/f.txt"]
     assert [p.name for p in path.parent.iterdir()] == ["f.txt"]
 
 
-def test_a_bad_download_leaves_nothing(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_download_leaves_nothing(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache" / "undrift" / "set"
     served(monkeypatch, b"hell")
     with pytest.raises(InvalidInput, match="https://example.org/f .*its md5 is .* is 5d41402a"):
@@ -122,3 +115,15 @@ def test_gzip_gone_wrong(home: Path) -> None:
         store.read_text(write(home / "f", b"\xff\xfe\xfd"))
     with pytest.raises(InvalidInput, match="nowhere cannot be read"):
         store.read_bytes(home / "nowhere")
+
+
+def test_an_archive_made_to_fill_the_memory_is_refused(home: Path) -> None:
+    packed = gzip.compress(bytes(2**27 + 2**26), 9)
+    assert len(packed) < 2**18
+    with pytest.raises(InvalidInput, match=r"unpacks to more than .*, which data do not"):
+        store.read_bytes(write(home / "bomb.gz", packed))
+
+
+def test_a_device_is_no_file(home: Path) -> None:
+    with pytest.raises(InvalidInput, match="it is no file"):
+        store.read_bytes(Path("/dev/zero"))

@@ -16,6 +16,7 @@ import undrift as ud
 from tests.support.data_files import write
 from undrift.core.errors import InvalidInput
 from undrift.data.datasets import uci
+from undrift.data.datasets.libsvm import libsvm
 from undrift.data.registry import load
 
 
@@ -47,9 +48,7 @@ def test_hapt_layouts(home: Path, layout: str) -> None:
     assert data.test is not None and data.clients is not None
     # 1,280 rows are 19 windows, 1,001 rows are 14
     assert len(data.train[0]) + len(data.test[0]) == 2 * (19 + 14)
-    assert data.client_names == ("1", "3") and len(data.checksums) == (
-        5 if layout == "folder" else 1
-    )
+    assert data.client_names == ("1", "3") and len(data.checksums) == (5 if layout == "folder" else 1)
     acc = np.loadtxt(io.StringIO(files["acc_exp01_user01.txt"]))
     gyro = np.loadtxt(io.StringIO(files["gyro_exp01_user01.txt"]))
     first = np.concatenate([acc, gyro], axis=1)[10 : 10 + 128].T
@@ -206,9 +205,7 @@ def test_adult_gone_wrong(home: Path) -> None:
 
 
 def test_libsvm_format(home: Path) -> None:
-    path = write(
-        home / "f", gzip.compress(b"+1 1:0.5 3:2\n\n-1 # nothing\n2.5 2:1e-1 # a comment\n")
-    )
+    path = write(home / "f", gzip.compress(b"+1 1:0.5 3:2\n\n-1 # nothing\n2.5 2:1e-1 # a comment\n"))
     X, y = ud.libsvm(path)
     assert X.tolist() == [[0.5, 0, 2], [0, 0, 0], [0, pytest.approx(0.1), 0]]
     assert ud.libsvm(write(home / "g", "1 3:3 1:1\n"))[0].tolist() == [[1, 0, 3]]
@@ -253,3 +250,21 @@ def test_digits_are_all_there_once() -> None:
     assert sorted(both.tolist()) == sorted(whole.tolist())
     assert float(data.prepare(data.train[0]).max()) == 1.0
     assert data.train[1][:8].tolist() == load("digits").train[1][:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("1 1:1 1000000000000:1", "of 1000000000000 features would take .* GiB of memory.*: is an index wrong"),
+        ("1 3:1 2:1 3:4", "line 1: index 3 is there twice"),
+        ("1 1:1e39", "beyond float32"),
+    ],
+)
+def test_libsvm_numbers_that_cannot_be(line: str, said: str, home: Path) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        libsvm(write(home / "f", line + "\n"))
+
+
+def test_synthetic_clients_that_do_not_fit_into_memory() -> None:
+    with pytest.raises(InvalidInput, match=r"Synthetic: 1000000000 clients would take .* GiB of memory"):
+        load("synthetic", clients=10**9)

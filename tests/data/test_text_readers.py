@@ -52,9 +52,7 @@ def test_leaf_sampled_layout(home: Path) -> None:
     folder = home / "shakespeare" / "data"
     train = {"A": sampled(3, 0), "B": sampled(2, 9)}
     write(folder / "train" / "1.json", leaf_json(train, [3, 2]))
-    write(
-        folder / "train" / "2.json", leaf_json({"C": sampled(1, 30), "A": sampled(2, 50)}, [1, 2])
-    )
+    write(folder / "train" / "2.json", leaf_json({"C": sampled(1, 30), "A": sampled(2, 50)}, [1, 2]))
     test = {"B": sampled(1, 2), "E": sampled(2, 3), "F": sampled(0, 0)}
     write(folder / "test" / "1.json", leaf_json(test, [1, 2, 0]))
     data = load("shakespeare")

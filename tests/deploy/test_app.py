@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 import undrift as ud
 from tests.support.in_process_nodes import experiment, simulated
@@ -46,26 +45,11 @@ def test_a_message_survives_flowers_records() -> None:
     assert nbytes(down) < count_bytes(to_records(envelope)) < nbytes(down) + 1000
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        RecordDict(),
-        RecordDict({"header": ConfigRecord({"kind": "up"}), "arrays": ArrayRecord()}),
-        RecordDict(
-            {"header": ConfigRecord({"kind": "up", "header": "[]"}), "arrays": ArrayRecord()}
-        ),
-        RecordDict(
-            {"header": ConfigRecord({"kind": "up", "header": "{"}), "arrays": ArrayRecord()}
-        ),
-    ],
-)
-def test_records_that_are_no_message_are_a_failure_not_a_crash(records: RecordDict) -> None:
-    assert from_records(records).kind == "failed"
-
-
-def test_stamps_are_exact_in_checkpoints() -> None:
-    held = StateStamp.of(Stamp(123_456, 3), torch.zeros(5))
-    assert stamps_of(held) == [Stamp(123_456, 3)] and NOT_VISITED < Stamp(0, 1) < Stamp(1, 0)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_stamps_are_exact_in_checkpoints(dtype: torch.dtype) -> None:
+    for stamp in (Stamp(2049, 1), Stamp(123_456, 3), Stamp(2**32 - 1, 255)):
+        assert stamps_of(StateStamp.of(stamp, torch.zeros(5, dtype=dtype))) == [stamp]
+    assert NOT_VISITED < Stamp(0, 1) < Stamp(1, 0)
 
 
 def test_a_digest_is_of_words_and_numbers() -> None:
@@ -83,9 +67,19 @@ def test_the_state_store_returns_only_whole_files(tmp_path: Path) -> None:
     assert store.get(Stamp(1, 1)) is None
     found, about = store.get(Stamp(2, 1)) or ({}, {})
     assert found["state.c"].tolist() == [2.0, 2.0] and about == {"request": "x"}
+    (tmp_path / "s" / "notes-1.safetensors").write_text("another's")
+    assert [s.round for s in store.stamps()] == [2, 3]
     path = next((tmp_path / "s").glob("00000003*"))
-    path.write_bytes(path.read_bytes()[:-3])  # a disk that went bad
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])  # a disk that went bad
     assert store.get(Stamp(3, 1)) is None
+    for bit in range(0, 8 * len(whole), 7):
+        spoilt = bytearray(whole)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoilt)
+        assert store.get(Stamp(3, 1)) is None, f"bit {bit}"
+    path.write_bytes(whole)
+    assert store.get(Stamp(3, 1)) is not None
 
 
 @pytest.mark.parametrize(
@@ -127,15 +121,9 @@ def test_deploy_init_writes_an_app_that_flower_can_build(undrift, tmp_path: Path
     made = read(folder / "app" / "experiment.toml")
     assert made.labels == ["scaffold"] and made.use == [str(folder / "app" / "mine.py")]
     page = (folder / "README.md").read_text()
-    assert (
-        "--superlink fl.example.org:8000" in page
-        and 'name="b"' in page
-        and "$" not in page.replace("$PWD", "")
-    )
-    registered, started = (
-        page.index("supernode register"),
-        page.index("flower-supernode --superlink"),
-    )
+    assert "--superlink fl.example.org:8443 --key keys/b" in page and "$" not in page.replace("$PWD", "")
+    assert "undrift deploy superlink --host fl.example.org\n" in page and "0.0.0.0" not in page
+    registered, started = page.index("supernode register"), page.index("undrift deploy node")
     assert registered < started, "a node whose key is not registered is turned away"
     build = [str(Path(sys.executable).parent / "flwr"), "build"]
     environment = {**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -165,9 +153,7 @@ def test_keys_are_secret_and_never_written_over(tmp_path: Path) -> None:
     assert (keys / "a.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
     context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
     assert context.cert_store_stats()["x509_ca"] == 1
-    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-        keys / "server.crt", keys / "server.key"
-    )
+    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(keys / "server.crt", keys / "server.key")
     for again in (lambda: write_certificates(keys, ["h"]), lambda: write_node_key(keys / "a")):
         with pytest.raises(ud.InvalidInput, match="there already"):
             again()

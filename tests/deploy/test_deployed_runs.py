@@ -52,6 +52,19 @@ NEEDS = {
 }
 
 
+def test_what_the_server_knows_of_the_theory(tmp_path: Path) -> None:
+    words: dict[str, Any] = {
+        "evaluation": {"metrics": ["test", "chi2", "tau_eff"]},
+        "local": {"steps": [1, 4, 2], "batch": 16, "lr": 0.1},
+    }
+    made = experiment("fedavg", **words)
+    expected = simulated(made)
+    found = list(deployed_rounds(Nodes(made, tmp_path)))
+    assert max(r.metrics["chi2"] for r in found) > 0
+    for r, other in zip(found, expected, strict=True):
+        assert r.metrics == pytest.approx(other.metrics, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_equals_the_simulation(name: str, tmp_path: Path) -> None:
     words: dict[str, Any] = {"algorithm": {"name": name, **NEEDS.get(name, {})}, "rounds": 3}
@@ -66,9 +79,7 @@ def test_equals_the_simulation(name: str, tmp_path: Path) -> None:
 
 
 def test_epochs_uneven_steps_and_float64_states_are_those_of_the_simulation(tmp_path: Path) -> None:
-    made = experiment(
-        "feddyn", local={"epochs": {"low": 1, "high": 2}, "batch": 64, "lr": 0.05, "decay": 0.9}
-    )
+    made = experiment("feddyn", local={"epochs": {"low": 1, "high": 2}, "batch": 64, "lr": 0.05, "decay": 0.9})
     assert torch.equal(simulated(made)[-1].x, deployed(Nodes(made, tmp_path))[-1].x)
 
 
@@ -82,9 +93,7 @@ def test_the_report_is_that_of_any_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["unheard", "unanswered", "twice"])
 @pytest.mark.parametrize("name", ["scaffold-m", "fedhbm", "vrl-sgd", "mime"])
-def test_messages_that_are_lost_or_come_twice_change_nothing(
-    name: str, fault: str, tmp_path: Path
-) -> None:
+def test_messages_that_are_lost_or_come_twice_change_nothing(name: str, fault: str, tmp_path: Path) -> None:
     everyone = {"scheme": "everyone"} if METHODS[name].spec.everyone else None
     made = experiment(name, **({"participation": everyone} if everyone else {}))
     nodes, count = Nodes(made, tmp_path), iter(range(10**6))
@@ -116,9 +125,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("name", ["scaffold-m", "fedhbm", "mime"])
 @pytest.mark.parametrize("when", range(1, 12))
-def test_a_server_killed_at_any_message_goes_on_to_the_same_bits(
-    name: str, when: int, tmp_path: Path
-) -> None:
+def test_a_server_killed_at_any_message_goes_on_to_the_same_bits(name: str, when: int, tmp_path: Path) -> None:
     made = experiment(name)
     nodes, count = Nodes(made, tmp_path), iter(range(10**6))
 
@@ -253,9 +260,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", sorted(BAD))
-def test_a_bad_answer_is_named_left_out_counted_and_its_node_shut_out(
-    kind: str, tmp_path: Path, caplog: Any
-) -> None:
+def test_a_bad_answer_is_named_left_out_counted_and_its_node_shut_out(kind: str, tmp_path: Path, caplog: Any) -> None:
     made = experiment(participation={"scheme": "everyone"})
     nodes = Nodes(made, tmp_path)
     nodes.spoil = spoilt(kind)
@@ -281,9 +286,7 @@ def test_shut_out_is_for_the_rest_of_the_run(tmp_path: Path) -> None:
 def test_a_node_that_fails_is_left_out(tmp_path: Path) -> None:
     nodes = Nodes(experiment(participation={"scheme": "everyone"}), tmp_path)
     nodes.spoil = lambda who, reply: (
-        Envelope("failed", {"reason": "no memory"})
-        if who == "ash" and reply.kind == "up"
-        else reply
+        Envelope("failed", {"reason": "no memory"}) if who == "ash" and reply.kind == "up" else reply
     )
     assert deployed(nodes)[0].left_out == (0,)
     assert faults(tmp_path)[0]["fault"] == "failed: no memory"
@@ -300,9 +303,7 @@ def test_full_participation_stops_without_a_usable_answer(tmp_path: Path) -> Non
 def test_no_answer_is_kept_after_its_round(server: Any, tmp_path: Path) -> None:
     """Sums only: when a round is over, nothing that a client sent for it is in memory."""
     nodes = Nodes(experiment("scaffold", server=server), tmp_path)
-    sent: list[
-        weakref.ref[np.ndarray]
-    ] = []  # the memory of an answer, whichever tensors look at it
+    sent: list[weakref.ref[np.ndarray]] = []  # the memory of an answer, whichever tensors look at it
 
     def noted(who: str, reply: Envelope) -> Envelope:
         copies = {name: t.numpy().copy() for name, t in reply.arrays.items()}
@@ -357,6 +358,18 @@ def test_clients_that_come_when_they_like(name: str, tmp_path: Path) -> None:
     assert len(who) == 12 and who.count(0) > who.count(2) >= 1
 
 
+@pytest.mark.parametrize("name", ["scaffold", "fedbuff"])
+def test_no_update_is_older_than_the_bound(name: str, tmp_path: Path, caplog: Any) -> None:
+    server = {"kind": "buffer", "size": 1, "concurrency": 3, "max_staleness": 2}
+    nodes = Nodes(experiment(name, rounds=10, server=server), tmp_path)
+    nodes.delay = lambda who: {"ash": 2.0, "birch": 3.0, "cedar": 11.0}[who]
+    rounds = list(deployed_rounds(nodes, poll=0.5))
+    assert {r.clients[0] for r in rounds} == {0, 1}  # in 11 s the server makes more than two steps
+    assert "cedar: its update is 3 server steps old: thrown away" in caplog.text
+    if name == "scaffold":
+        assert invariant_gap(nodes, rounds[-1]) < 1e-6
+
+
 def test_a_full_buffer_without_delays_is_a_cohort(tmp_path: Path) -> None:
     server = {"kind": "buffer", "size": 3, "concurrency": 3}
     made = experiment("autonomous-fedgm", participation={"scheme": "everyone"}, server=server)
@@ -369,9 +382,7 @@ def test_a_restarted_node_may_have_another_number(tmp_path: Path) -> None:
     nodes = Nodes(made, tmp_path)
 
     def move(who: str, envelope: Envelope) -> str:
-        moved = (
-            envelope.kind == "work" and envelope.header["visit"]["round"] == 2 and who == "birch"
-        )
+        moved = envelope.kind == "work" and envelope.header["visit"]["round"] == 2 and who == "birch"
         if moved and 101 in nodes.there:
             nodes.there = {100: "ash", 102: "cedar", 555: "birch"}
             return "unheard"

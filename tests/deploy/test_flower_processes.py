@@ -4,8 +4,9 @@ One session of processes serves all of it, since every message takes Flower a fe
 """
 
 import json
+import ssl
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
 # killed with its SuperNode, or its answer is spoilt.
 MISCHIEF = """
 
-import json, os, signal
+import os, signal
 from dataclasses import replace
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Message
 from flwr.clientapp import ClientApp
-import numpy as np
+import torch
 from undrift.deploy import compatibility as facts
+from undrift.deploy.flower import from_records, to_records
 
 
 def order_for(node):
@@ -59,9 +61,13 @@ honest, app = client_app(experiment, unfit), ClientApp()
 
 @app.query()
 def query(message, context):
+    version = facts.__version__
     if order_for(context.node_config)[1] == "another version":
         facts.__version__ = "9.9"
-    return honest(message, context)
+    try:
+        return honest(message, context)
+    finally:
+        facts.__version__ = version
 
 
 @app.train()
@@ -73,22 +79,25 @@ def train(message, context):
     path.unlink()
     if kind == "die":
         os.killpg(os.getpgid(0), signal.SIGKILL)
-    arrays, header = dict(reply.content["arrays"]), dict(reply.content["header"])
-    name = next(iter(arrays))
-    vector = arrays[name].numpy().copy()
+    told = from_records(reply.content)
+    (name, vector), *_ = told.arrays.items()
     if kind == "NaN":
-        vector[0] = np.nan
+        vector[0] = torch.nan
     if kind == "shape":
         vector = vector[1:]
     if kind == "round":
-        visit = json.loads(header["header"])
-        visit["visit"]["round"] -= 1
-        header["header"] = json.dumps(visit)
-    arrays[name] = Array(vector)
-    reply.content["arrays"] = ArrayRecord(arrays)
-    reply.content["header"] = ConfigRecord(header)
-    return reply
+        told.header["visit"]["round"] -= 1
+    return Message(to_records(replace(told, arrays={**told.arrays, name: vector})), reply_to=message)
 """
+
+EVERYONE = {"scheme": "everyone"}
+EXPERIMENTS = {
+    "kills": experiment({"name": "scaffold-m", "beta": 0.2}, rounds=2, participation=EVERYONE),
+    "hbm": experiment("fedhbm", rounds=2),
+    "bad": experiment("fedavg", rounds=1, participation=EVERYONE),
+    "late": experiment("autonomous-fedgm", rounds=3, server={"kind": "buffer", "size": 1, "concurrency": 3}),
+    "unfit": experiment("fedavg", rounds=1),
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +106,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     with loopback(folder) as made:
         made.environment["MISCHIEF"] = str(folder / "mischief")
         (folder / "mischief").mkdir()
+        made.apps = [app_of(made, name) for name in EXPERIMENTS]
         made.superlink()
         made.register(*NAMES, "oak")
         # three that must not get in: one whose key is not registered, one without a key, one without TLS
@@ -109,9 +119,9 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         yield made
 
 
-def app_of(flower: Loopback, made: ud.Experiment, name: str) -> Path:
+def app_of(flower: Loopback, name: str) -> Path:
     folder = flower.folder / name
-    write_app(folder, made, NAMES, "127.0.0.1")
+    write_app(folder, EXPERIMENTS[name], NAMES, "127.0.0.1")
     with (folder / "app" / "client_app.py").open("a") as file:
         file.write(MISCHIEF)
     return folder
@@ -134,7 +144,8 @@ def finished(flower: Loopback, name: str, log: str) -> None:
     )
 
 
-def close_to_simulation(flower: Loopback, made: ud.Experiment, name: str) -> None:
+def close_to_simulation(flower: Loopback, name: str) -> None:
+    made = EXPERIMENTS[name]
     one = made.single(*made.runs()[0])
     problem = federation(one, one.seeds[0]).problem
     here = list(prepare(config_of(one, federation(one, one.seeds[0]))).play())
@@ -160,10 +171,7 @@ def mischief(flower: Loopback, **orders: str) -> None:
 
 def test_scaffold_m_survives_kills_of_everyone(flower: Loopback) -> None:
     """Equal to its simulation, though a node dies between rounds, one after its work, and then the server."""
-    made = experiment(
-        {"name": "scaffold-m", "beta": 0.2}, rounds=2, participation={"scheme": "everyone"}
-    )
-    app = app_of(flower, made, "kills")
+    app = flower.folder / "kills"
     settings: dict[str, Any] = {"run-dir": str(run_of(flower, "kills")), "poll": 0.3}
     flower.flwr_run("kills-1", app, **settings)
     wait_until(lambda: recorded(flower, "kills") == 1, PATIENCE, lambda: flower.said("kills-1"))
@@ -178,15 +186,13 @@ def test_scaffold_m_survives_kills_of_everyone(flower: Loopback) -> None:
     for name in ("birch", "cedar"):
         flower.revive(name, NAMES.index(name))
     finished(flower, "kills", "kills-2")
-    close_to_simulation(flower, made, "kills")
+    close_to_simulation(flower, "kills")
 
 
 def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: Loopback) -> None:
-    made = experiment("fedhbm", rounds=2)
-    app = app_of(flower, made, "hbm")
-    flower.flwr_run("hbm", app, **{"run-dir": str(run_of(flower, "hbm")), "poll": 0.3})
+    flower.flwr_run("hbm", flower.folder / "hbm", **{"run-dir": str(run_of(flower, "hbm")), "poll": 0.3})
     finished(flower, "hbm", "hbm")
-    close_to_simulation(flower, made, "hbm")
+    close_to_simulation(flower, "hbm")
     ours = list(read_lines(run_of(flower, "hbm") / "metrics.jsonl"))
     theirs = list(read_lines(run_of(flower, "hbm") / "wire.jsonl"))
     for mine, flowers in zip(ours, theirs, strict=True):  # headers and header besides
@@ -197,11 +203,9 @@ def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: L
 
 
 def test_bad_answers_are_left_out(flower: Loopback) -> None:
-    made = experiment("fedavg", rounds=1, participation={"scheme": "everyone"})
-    app = app_of(flower, made, "bad")
     mischief(flower, ash="NaN", birch="shape", cedar="round")
     settings = {"run-dir": str(run_of(flower, "bad")), "poll": 0.3, "bad-replies": 2}
-    flower.flwr_run("bad", app, **settings)
+    flower.flwr_run("bad", flower.folder / "bad", **settings)
     finished(flower, "bad", "bad")
     (only,) = read_lines(run_of(flower, "bad") / "metrics.jsonl")
     assert only["left_out"] == [0, 1, 2] and only["exchanges"] == 0
@@ -234,6 +238,77 @@ def test_strangers_and_plain_connections_do_not_get_in(flower: Loopback) -> None
     plain.close()
 
 
+# An app that nobody asked for: it leaves a file where its halves run, and says what nodes answered.
+EVIL_SERVER = """
+import os
+from pathlib import Path
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    Path(os.environ["MISCHIEF"], "evil-server").touch()
+    asked = [Message(RecordDict(), node, "train") for node in grid.get_node_ids()]
+    for reply in grid.send_and_receive(asked, timeout=60):
+        print("a node says:", reply.error.reason if reply.has_error() else "it ran")
+"""
+EVIL_CLIENT = """
+import os
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+Path(os.environ["MISCHIEF"], "evil-node").touch()
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    return message
+"""
+
+
+def test_who_reaches_the_server_can_start_nothing_and_nodes_run_no_code_that_is_sent(flower: Loopback) -> None:
+    app = flower.folder / "evil"
+    write_app(app, EXPERIMENTS["bad"], NAMES, "127.0.0.1")
+    (app / "app" / "server_app.py").write_text(EVIL_SERVER)
+    (app / "app" / "client_app.py").write_text(EVIL_CLIENT)
+    ran = flower.folder / "mischief"
+    key = flower.make_key("evil")
+    stranger = flower.folder / "stranger-home"
+    flower.known_as(stranger, flower.port)
+    flwr, home = BIN / "flwr", {"FLWR_HOME": str(stranger)}  # with nothing but the public ca.crt
+    attacks = {
+        "evil-register": flower.start("evil-register", flwr, "supernode", "register", key, "here", **home),
+        "evil-run": flower.start("evil-run", flwr, "run", app, "here", "--stream", **home),
+        "evil-list": flower.start("evil-list", flwr, "list", "here", **home),
+    }
+    for log, process in attacks.items():
+        assert process.wait(120) != 0, flower.said(log)
+    for api in ("control/list-runs", "control/start-run", "runtime/acquire-task", "fleet/../control/list-runs"):
+        assert posted(flower, f"/v1/{api}") == 404
+    assert posted(flower, "/v1/fleet/pull-messages") != 404
+    assert not (ran / "evil-server").exists() and not (ran / "evil-node").exists()
+    # and if the operator is deceived, or the server is not what it was
+    flower.flwr_run("evil", app)
+    wait_until(
+        lambda: flower.said("evil").count("a node says: the app 'evil' is not on this node") == len(NAMES),
+        PATIENCE,
+        lambda: flower.said("evil"),
+    )
+    assert (ran / "evil-server").exists() and not (ran / "evil-node").exists()
+
+
+def posted(flower: Loopback, path: str) -> int:
+    """What the door answers to anyone."""
+    trusted = ssl.create_default_context(cafile=str(flower.folder / "keys" / "ca.crt"))
+    connection = HTTPSConnection("127.0.0.1", flower.port, timeout=60, context=trusted)
+    connection.request("POST", path, b"")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
 IMPOSTOR = "it calls itself ash, its key was registered with the name oak"
 
 
@@ -244,13 +319,9 @@ def impostor(flower: Loopback) -> None:
     wait_until(lambda: "SuperNode ID" in flower.said("node-impostor"), PATIENCE)
 
 
-def test_clients_come_when_they_like_and_an_impostor_does_not(
-    flower: Loopback, impostor: None
-) -> None:
+def test_clients_come_when_they_like_and_an_impostor_does_not(flower: Loopback, impostor: None) -> None:
     """Autonomous FedGM; who is refused is not waited for."""
-    server = {"kind": "buffer", "size": 1, "concurrency": 3}
-    app = app_of(flower, experiment("autonomous-fedgm", rounds=3, server=server), "late")
-    flower.flwr_run("late", app, **{"run-dir": str(run_of(flower, "late")), "poll": 0.3})
+    flower.flwr_run("late", flower.folder / "late", **{"run-dir": str(run_of(flower, "late")), "poll": 0.3})
     finished(flower, "late", "late")
     lines = list(read_lines(run_of(flower, "late") / "metrics.jsonl"))
     assert [len(line["clients"]) for line in lines] == [1, 1, 1]
@@ -273,9 +344,8 @@ def told_on_both_sides(flower: Loopback, log: str, **reasons: str) -> None:
 
 
 def test_nodes_that_do_not_fit_are_refused_on_both_sides(flower: Loopback, impostor: None) -> None:
-    app = app_of(flower, experiment("fedavg", rounds=1), "unfit")
     mischief(flower, ash="no data", birch="fewer classes", cedar="another version")
-    flower.flwr_run("unfit", app, **{"run-dir": str(run_of(flower, "unfit")), "poll": 0.3})
+    flower.flwr_run("unfit", flower.folder / "unfit", **{"run-dir": str(run_of(flower, "unfit")), "poll": 0.3})
     told_on_both_sides(
         flower,
         "unfit",

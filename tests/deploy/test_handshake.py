@@ -15,7 +15,7 @@ from tests.support.in_process_nodes import (
 )
 from undrift.data.registry import Data
 from undrift.deploy.messages import Envelope
-from undrift.deploy.node import answer_request
+from undrift.deploy.node import Answering
 
 # first contact
 
@@ -53,9 +53,7 @@ def test_a_node_with_another_model_is_refused(tmp_path: Path, caplog: Any) -> No
 
 def test_a_node_of_another_version_is_refused(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
-    nodes.spoil = lambda who, reply: (
-        Envelope("hello", {**reply.header, "undrift": "9.9"}) if who == "ash" else reply
-    )
+    nodes.spoil = lambda who, reply: Envelope("hello", {**reply.header, "undrift": "9.9"}) if who == "ash" else reply
     refused(nodes, caplog, f"undrift is '{ud.__version__}' on the server and '9.9' on the node")
 
 
@@ -70,9 +68,7 @@ def test_nodes_without_data_or_with_others_are_refused(tmp_path: Path, caplog: A
         "ash has no samples": lambda config: (X[:0], Y[:0]),
         "ash has no data": None,
         "a sample has 63 numbers on the node and 64": lambda config: (X[:, 1:], Y),
-        "the data have 7 classes on the node and 10": lambda config: Data(
-            "own", (X, Y), None, classes=7
-        ),
+        "the data have 7 classes on the node and 10": lambda config: Data("own", (X, Y), None, classes=7),
         "12": lambda config: (X, Y + 12),
         "ash is refused: FileNotFoundError: /data/a.npz is not there": raising,
     }
@@ -86,7 +82,7 @@ def test_a_node_without_a_name_is_refused(tmp_path: Path, caplog: Any) -> None:
     made = experiment()
     nodes = Nodes(made, tmp_path)
     nodes.spoil = lambda who, reply: (
-        answer_request(made, {"part": 0}, None, Envelope("hello", {})) if who == "ash" else reply
+        Answering(made, None)({"part": 0}, Envelope("hello", {})) if who == "ash" else reply
     )
     refused(nodes, caplog, "a node needs a name of its own that stays the same", wait=5.0)
 
@@ -98,9 +94,7 @@ def test_two_nodes_with_one_name_are_refused(tmp_path: Path, caplog: Any) -> Non
     assert nodes.log.count(("ash", "refused")) == 2  # both have been told
 
 
-def test_a_node_under_a_name_that_its_key_does_not_have_is_refused(
-    tmp_path: Path, caplog: Any
-) -> None:
+def test_a_node_under_a_name_that_its_key_does_not_have_is_refused(tmp_path: Path, caplog: Any) -> None:
     nodes = Nodes(experiment(), tmp_path)
     nodes.registered = {100: "oak"}
     refused(nodes, caplog, "calls itself ash, its key was registered with the name oak")
@@ -134,6 +128,7 @@ def test_what_cannot_be_deployed_is_refused(tmp_path: Path, caplog: Any) -> None
     for words, reason in (
         ({"seeds": [0, 1]}, "one method and one seed"),
         ({"evaluation": {"metrics": ["train"]}}, "no client's samples"),
+        ({"evaluation": {"metrics": ["test", "drift"]}}, "cannot record 'drift'"),
         ({"algorithm": "vrl-sgd"}, "full participation"),
         ({"algorithm": "mime", "server": {"kind": "buffer", "size": 2}}, "several times a round"),
     ):

@@ -97,7 +97,7 @@ def lived_through(made: ud.Experiment, events: list[str], folder: Path) -> None:
     nodes.told = story.received
     while done < made.rounds:
         try:
-            for r in deployed_rounds(nodes, bad_replies=1000, again=20.0):
+            for r in deployed_rounds(nodes, bad_replies=1000, lost_states=1000, again=20.0):
                 story.heard.clear()
                 if not story.lost:  # of which no server can know
                     assert invariant_gap(nodes, r) < 1e-6, r.round
@@ -129,11 +129,7 @@ def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str
 
 
 @pytest.mark.slow
-@given(
-    events=st.lists(
-        st.sampled_from(("", "unheard", "unanswered", "twice", "slow", "server")), max_size=25
-    )
-)
+@given(events=st.lists(st.sampled_from(("", "unheard", "unanswered", "twice", "slow", "server")), max_size=25))
 @settings(max_examples=20, deadline=None)
 def test_without_loss_of_states_the_bits_are_the_same(events: list[str]) -> None:
     made = experiment("scaffold-m", rounds=4, model={"name": "mlp", "hidden": [1]})

@@ -17,7 +17,7 @@ import undrift as ud
 from tests.support.oracles.world import make_world
 from tests.support.real_data import real_data
 from tests.support.toy_problem import WorldProblem, gap, path
-from undrift.cli import app
+from undrift.cli.app import app
 from undrift.codecs.codec import CODECS
 from undrift.core.hyper import METHODS
 from undrift.data.assignment import PARTITIONS
@@ -38,6 +38,13 @@ def blocks(page: str, *kinds: str) -> list[str]:
 
 
 # Python
+
+CELL = r"\{code-cell\} python"  # of a page that is a notebook
+
+
+def code(page: str) -> list[str]:
+    """What a page has to run, in order; options of cells are the site's."""
+    return [re.sub(r"^:.*\n", "", block, flags=re.MULTILINE) for block in blocks(page, "python", CELL)]
 
 
 def check_readme(names: dict[str, Any]) -> None:
@@ -62,16 +69,22 @@ def check_asynchrony(names: dict[str, Any]) -> None:
     assert names["result"].history[-1].time > 0
 
 
+def check_python(names: dict[str, Any]) -> None:
+    comparison = names["comparison"]
+    assert comparison.summary.row("scaffold").mean > comparison.summary.row("fedavg").mean
+    assert names["early"].stopped and len(names["early"].history) < 200
+    assert [r.round for r in names["longer"].history] == [11, 12, 13, 14, 15]
+
+
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "README.md": check_readme,
     "CONTRIBUTING.md": check_method_of_contributing,
     "docs/asynchrony.md": check_asynchrony,
+    "docs/python.md": check_python,
 }
-NAMES = {
-    "CONTRIBUTING.md": "undrift.algorithms.fedavg"
-}  # it imports as a file of that package does
+NAMES = {"CONTRIBUTING.md": "undrift.algorithms.fedavg"}  # it imports as a file of that package does
 REAL_DATA = ("docs/data.md",)
-SLOW = ("docs/data.md",)  # it reads 4 million windows of text
+SLOW = ("docs/data.md", "docs/personalisation.md")  # 4 million windows of text; the import of transformers
 
 
 REGISTRIES: Any = (METHODS, PARTITIONS, DATASETS, MODELS, METRICS, CODECS)
@@ -91,16 +104,14 @@ def marked(page: str) -> Any:
     return pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
 
 
-@pytest.mark.parametrize("page", [marked(page) for page in TEXTS if blocks(page, "python")])
-def test_python_runs(
-    page: str, registries: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("page", [marked(page) for page in TEXTS if code(page)])
+def test_python_runs(page: str, registries: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The blocks of a page, one after another in one namespace."""
     monkeypatch.chdir(tmp_path)
     if page in REAL_DATA:
         monkeypatch.setenv("UNDRIFT_DATA", str(real_data()))
     names: dict[str, Any] = {"__name__": NAMES.get(page, "__main__")}
-    for block in blocks(page, "python"):
+    for block in code(page):
         exec(compile(block, page, "exec"), names)
     if page in CHECKS:
         CHECKS[page](names)

@@ -66,8 +66,8 @@ def test_momentum_by_name(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    'optimiser = "adma"': "line 4: [local] unknown optimiser 'adma'. Known:",
-    "optimiser = 3": "line 4: [local] optimiser must be 'sgd'",
+    'optimiser = "adma"': "line 4: [local] unknown optimiser 'adma'; did you mean 'adam'?",
+    "optimiser = 3": "line 4: [local] optimiser must be a name (sgd, momentum",
     "steps = true": "line 4: [local] steps must be whole numbers from 1 up, got True",
     "batch = 0": "line 4: [local] batch must lie in [1, inf), got 0",
     "clip = 0": "line 4: [local] clip must lie in (0, inf), got 0",
@@ -95,11 +95,11 @@ OPTIONS = {
     ("--dirichlet", "-1"): "--dirichlet -1.0: [clients] Dirichlet: alpha",
     ("--shards", "0"): "--shards 0: [clients] Shards: each",
     ("--engine", "fast"): "--engine fast: [engine] unknown engine 'fast'",
-    ("--workers", "0"): "--workers 0: [engine] workers must lie in [1, inf)",
+    ("--workers", "0"): "--workers 0: [engine] workers must lie in [1, 4096]",
     (
         "--weights",
         "some",
-    ): "--weights some: clients.weights: Input should be 'uniform' or 'samples'",
+    ): "--weights some: clients.weights must be 'uniform' or 'samples', got 'some'",
     ("--log", "wand"): "--log wand: unknown logger 'wand'; did you mean 'wandb'?",
     ("--set", "engine.chunk=2"): "--set engine.chunk=2: [engine] engine 'auto' chooses for itself",
 }

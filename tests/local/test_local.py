@@ -69,14 +69,10 @@ def test_decay_and_lists_of_step_sizes() -> None:
 
 def test_drawn_numbers_of_steps() -> None:
     problem = quadratic()
-    counts = [
-        k for t in range(1, 300) for k in ud.Local(steps=(2, 5)).count(problem, Key(0, t), range(6))
-    ]
+    counts = [k for t in range(1, 300) for k in ud.Local(steps=(2, 5)).count(problem, Key(0, t), range(6))]
     assert sorted(set(counts)) == [2, 3, 4, 5]
     assert abs(np.mean(counts) - 3.5) < 0.1
-    together = [
-        ud.Local(steps=ud.Geometric(0.25)).count(problem, Key(0, t), range(6)) for t in range(500)
-    ]
+    together = [ud.Local(steps=ud.Geometric(0.25)).count(problem, Key(0, t), range(6)) for t in range(500)]
     assert all(len(set(k)) == 1 for k in together)
     assert abs(np.mean([k[0] for k in together]) - 4) < 0.6
 

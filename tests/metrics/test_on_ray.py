@@ -38,3 +38,16 @@ def test_the_same_metrics_and_trajectory_as_in_this_process(cluster: None) -> No
         assert r.metrics == pytest.approx(other.metrics, rel=1e-9, abs=1e-12)
         assert (r.bytes_up, r.bytes_down) == (other.bytes_up, other.bytes_down)
         assert r.metrics["c_norm"] > 0 and r.metrics["c_gap"] < 1e-3
+
+
+@pytest.mark.slow
+def test_metrics_of_the_theory(cluster: None) -> None:
+    metrics = ("drift", "momentum_error", "control_error", "dissimilarity", "chi2", "tau_error:2")
+    settings: dict[str, Any] = {"metrics": metrics, "local": ud.Local(steps=[3, 1, 2, 3, 2], batch=4, lr=0.1)}
+    problem = federation()
+    here = played(ud.ScaffoldM(B=1), "sequential", problem, **settings)
+    there = played(ud.ScaffoldM(B=1), "ray", problem, workers=1, **settings)
+    plain = played(ud.ScaffoldM(B=1), "ray", problem, workers=1, **(settings | {"metrics": ()}))
+    assert (models(there) == models(plain)).all()
+    for r, other in zip(there, here, strict=True):
+        assert r.metrics == pytest.approx(other.metrics, rel=1e-9, abs=1e-12)

@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from urllib.error import URLError
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import undrift as ud
@@ -50,18 +53,14 @@ CASES = {
     "logistic": Case(lambda: models.logistic(60, 10), 610, (60,), 10),
     "lenet": Case(models.lenet, 797_962, IMAGE, 10),
     "lenet-100": Case(lambda: models.lenet(100), 815_332, IMAGE, 100),
-    "lenet-grey": Case(
-        lambda: models.lenet(10, channels=1, size=28), 573_578, GREY, 10, GREY_LENET
-    ),
+    "lenet-grey": Case(lambda: models.lenet(10, channels=1, size=28), 573_578, GREY, 10, GREY_LENET),
     "cnn_pfl": Case(models.cnn_pfl, 1_626_442, IMAGE, 10, PFL),
     "vgg11": Case(models.vgg11, 9_750_922, IMAGE, 10),
     "resnet20": Case(models.resnet20, 269_722, IMAGE, 10, RESNET20 + 65 * 10),
     "resnet20-100": Case(lambda: models.resnet20(100), 275_572, IMAGE, 100, RESNET20 + 65 * 100),
     "resnet18": Case(models.resnet18, 11_173_962, IMAGE, 10, RESNET18 + 513 * 10),
     "char_lstm": Case(models.char_lstm, 133_520, (80,), 80, CHAR),
-    "stackoverflow_lstm": Case(
-        models.stackoverflow_lstm, 4_053_428, (5,), 10_004, WORDS, every_step=True
-    ),
+    "stackoverflow_lstm": Case(models.stackoverflow_lstm, 4_053_428, (5,), 10_004, WORDS, every_step=True),
 }
 EVERY = pytest.mark.parametrize("name", CASES)
 
@@ -175,9 +174,7 @@ def test_models_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vit_b16"])
-def test_without_torchvision_the_message_says_what_to_install(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torchvision_the_message_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not there
     monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
     with pytest.raises(ud.InvalidInput, match=rf"'{name}'.*pip install undrift\[vision\]"):
@@ -190,9 +187,7 @@ def test_torchvisions_models_get_their_classes_and_group_norm(
     """With a stand-in for torchvision, for which there is no build that fits every torch."""
 
     def small(num_classes: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(num_classes)
-        )
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(num_classes))
 
     package: Any = ModuleType("torchvision")
     zoo: Any = ModuleType("torchvision.models")
@@ -204,6 +199,81 @@ def test_torchvisions_models_get_their_classes_and_group_norm(
     assert any(isinstance(layer, nn.GroupNorm) for layer in net.modules())
     assert net(torch.randn(2, 3, 8, 8)).shape == (2, 7)
     assert models.vit_b16(5)(torch.randn(2, 3, 8, 8)).shape == (2, 5)
+
+
+class Zoo:
+    """A stand-in for torchvision.models: small nets, and weights that are in its cache, or cannot be downloaded."""
+
+    def __init__(self, cached: dict[str, torch.Tensor] | None = None):
+        self.cached = cached
+
+    def mobilenet_v2(self, num_classes: int = 1000, weights: str | None = None) -> nn.Module:
+        net = nn.Sequential()
+        net.add_module("features", nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()))
+        net.add_module("classifier", nn.Sequential(nn.Dropout(0.2), nn.Linear(4 * 36, num_classes)))
+        if weights is not None:
+            assert weights == "DEFAULT" and num_classes == 1000
+            if self.cached is None:
+                raise URLError("no route to host")
+            net.load_state_dict(self.cached)
+        return net
+
+    vit_b_16 = mobilenet_v2
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """The state of a net for 1000 classes; torchvision has it in its cache."""
+    torch.manual_seed(3)
+    state = Zoo().mobilenet_v2().state_dict()
+    monkeypatch.setattr(models, "_torchvision_models", lambda name: Zoo(state))
+    return state
+
+
+def check_pretrained(net: nn.Module, state: dict[str, torch.Tensor], classes: int) -> None:
+    own = net.state_dict()
+    for name in ("features.0.weight", "features.0.bias", "features.1.weight", "features.1.bias"):
+        assert torch.equal(own[name], state[name])
+    assert own["classifier.1.weight"].shape == (classes, 4 * 36)
+    assert net(torch.randn(2, 3, 8, 8)).shape == (2, classes)
+
+
+def test_pretrained_weights_are_torchvisions_with_a_new_last_layer(trained: dict[str, torch.Tensor]) -> None:
+    net = models.mobilenet_v2(7, pretrained=True)
+    check_pretrained(net, trained, 7)
+    assert any(isinstance(layer, nn.GroupNorm) for layer in net.modules())
+    check_pretrained(models.vit_b16(5, pretrained=True), trained, 5)
+    torch.manual_seed(0)
+    first = models.vit_b16(5, pretrained=True)
+    torch.manual_seed(0)
+    again = models.vit_b16(5, pretrained=True)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["pth", "safetensors"])
+def test_pretrained_weights_may_be_in_a_file(kind: str, trained: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    path = tmp_path / f"weights.{kind}"
+    if kind == "pth":
+        torch.save(trained, path)
+    else:
+        save_file(trained, path)
+    check_pretrained(models.mobilenet_v2(7, pretrained=path), trained, 7)
+    check_pretrained(models.vit_b16(1000, pretrained=str(path)), trained, 1000)
+
+
+def test_pretrained_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(models, "_torchvision_models", lambda name: Zoo())
+    with pytest.raises(ud.InvalidInput, match=r'no route to host.*give a file.*pretrained="mobilenet_v2.pth"'):
+        models.mobilenet_v2(7, pretrained=True)
+    with pytest.raises(ud.InvalidInput, match="vit_b16: pretrained='nowhere.pth' cannot be read: .*No such file"):
+        models.vit_b16(7, pretrained="nowhere.pth")
+    evil, other = tmp_path / "evil.pth", tmp_path / "other.pth"
+    torch.save({"features.0.weight": Zoo()}, evil)  # an object, which must not be unpickled
+    with pytest.raises(ud.InvalidInput, match=r"evil.pth' cannot be read: Weights only load failed"):
+        models.mobilenet_v2(7, pretrained=evil)
+    torch.save(nn.Linear(2, 2).state_dict(), other)
+    with pytest.raises(ud.InvalidInput, match=r"other.pth' is of another model: features.0.weight is missing"):
+        models.mobilenet_v2(7, pretrained=other)
 
 
 # group_norm

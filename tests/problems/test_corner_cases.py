@@ -35,9 +35,7 @@ def test_clients_of_all_sizes_give_the_same_bits_in_any_chunk(local: dict[str, A
 
 
 LOSSES: dict[str, Any] = {
-    "class weights": lambda o, t: F.cross_entropy(
-        o, t, weight=torch.tensor([0.2, 1.0, 5.0]).double()
-    ),
+    "class weights": lambda o, t: F.cross_entropy(o, t, weight=torch.tensor([0.2, 1.0, 5.0]).double()),
     "ignored targets": lambda o, t: F.cross_entropy(o, t, ignore_index=1),
     "a sum": lambda o, t: F.cross_entropy(o, t, reduction="sum") / 10,
 }
@@ -101,9 +99,7 @@ def test_x0_from_parameters_and_runs_without_gradients() -> None:
     result = ud.run(ud.FedAvg(), problem, rounds=2, x0=x0)
     assert not result.x.requires_grad
     with torch.no_grad():
-        ends = [
-            ud.run(ud.FedAvg(), problem, rounds=2, engine=e).x for e in ("sequential", "batched")
-        ]
+        ends = [ud.run(ud.FedAvg(), problem, rounds=2, engine=e).x for e in ("sequential", "batched")]
     assert torch.allclose(ends[0], result.x, rtol=0, atol=1e-12)
     assert torch.allclose(ends[1], result.x, rtol=0, atol=1e-12)
 

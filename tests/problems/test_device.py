@@ -17,20 +17,14 @@ DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("engine", ["sequential", "batched", "events"])
-@pytest.mark.parametrize(
-    "algorithm", [ud.FedAvg(), ud.Scaffold(B=1), ud.FedNova(), ud.GHBM(tau=3)], ids=repr
-)
+@pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(B=1), ud.FedNova(), ud.GHBM(tau=3)], ids=repr)
 def test_every_device_has_the_same_trajectory(device: str, engine: str, algorithm: Any) -> None:
     local = ud.Local(steps=[4, 2, 3, 1, 5], batch=4, lr=0.1)
     problem = federation(device=device)
     assert problem.x0.device.type == device
-    rounds = played(
-        algorithm, engine, problem, local=local, codec="bf16", metrics=("test", "train")
-    )
+    rounds = played(algorithm, engine, problem, local=local, codec="bf16", metrics=("test", "train"))
     assert all(r.x.device.type == device for r in rounds)
-    reference = played(
-        algorithm, "sequential", federation(), local=local, codec="bf16", metrics=("test", "train")
-    )
+    reference = played(algorithm, "sequential", federation(), local=local, codec="bf16", metrics=("test", "train"))
     found = torch.stack([r.x.cpu() for r in rounds]).numpy()
     assert gap(found, models(reference)) < 1e-9
     for r, other in zip(rounds, reference, strict=True):
@@ -39,9 +33,7 @@ def test_every_device_has_the_same_trajectory(device: str, engine: str, algorith
 
 def made(device: Any) -> Any:
     data = torch.randn(8, 2), torch.arange(8) % 2
-    return ud.federate(
-        data, model=nn.Linear(2, 2), loss=F.cross_entropy, clients=ud.IID(2), device=device
-    )
+    return ud.federate(data, model=nn.Linear(2, 2), loss=F.cross_entropy, clients=ud.IID(2), device=device)
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")], ids=str)
@@ -70,9 +62,7 @@ def test_devices_that_are_not(device: Any, message: str) -> None:
 def test_without_cuda_the_error_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     for device in ("cuda", "cuda:0", "cuda:1", torch.device("cuda")):
-        with pytest.raises(
-            ud.InvalidInput, match="no CUDA device is available here: use device='cpu'"
-        ):
+        with pytest.raises(ud.InvalidInput, match="no CUDA device is available here: use device='cpu'"):
             made(device)
 
 

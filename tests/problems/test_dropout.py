@@ -25,16 +25,12 @@ from undrift.problems.flat import FlatModel
 )
 def test_the_compilers_dropout_drops_the_same_units(seeds: list[int], units: int, p: float) -> None:
     seed = torch.tensor(seeds)
-    assert torch.equal(
-        draw_kept_units(seed, [units], p), draw_kept_units_compiled(seed, [units], p)
-    )
+    assert torch.equal(draw_kept_units(seed, [units], p), draw_kept_units_compiled(seed, [units], p))
 
 
 def dropout_net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 3), nn.Dropout(0.1)
-    ).double()
+    return nn.Sequential(nn.Linear(6, 30), nn.Dropout(0.5), nn.Linear(30, 3), nn.Dropout(0.1)).double()
 
 
 def test_dropout_repeats_on_the_same_minibatch() -> None:

@@ -28,18 +28,14 @@ DIMS = [  # along which samples, layers and biases are mapped over; None: the sa
 
 
 def random(*shape: int) -> Tensor:
-    return torch.randn(
-        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape))
-    )
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
 
 
 @pytest.mark.parametrize("own", WAYS)
 @pytest.mark.parametrize("length", [5, 300])  # 300: long enough for products of our own
 @pytest.mark.parametrize("lead", [(), (7,), (2, 150)], ids=str)
 @pytest.mark.parametrize("dims", DIMS, ids=str)
-def test_layers_are_torchs_own(
-    dims: Sequence[int | None], lead: tuple[int, ...], length: int, own: bool
-) -> None:
+def test_layers_are_torchs_own(dims: Sequence[int | None], lead: tuple[int, ...], length: int, own: bool) -> None:
     shapes = (*lead, length), (6, length), (6,)
     given = [
         random(*shape) if dim is None else random(4, *shape).movedim(0, dim)
@@ -111,9 +107,7 @@ def test_products_are_our_own_from_the_first_compiled_round_on(
 ) -> None:
     seen: list[bool] = []
     problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
-    monkeypatch.setattr(
-        type(problem), "evaluate", lambda self, x: seen.append(OWN_PRODUCTS.get()) or {}
-    )
+    monkeypatch.setattr(type(problem), "evaluate", lambda self, x: seen.append(OWN_PRODUCTS.get()) or {})
     settings: dict[str, Any] = {"rounds": 4, "local": ud.Local(steps=1, lr=0.1)}
     ud.run(ud.FedAvg(), problem, engine=EngineChoice("compiled", 2, since=3), **settings)
     ud.run(ud.FedAvg(), problem, engine="batched", **settings)
@@ -172,9 +166,7 @@ def test_a_round_whose_evaluation_fails_is_played_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(StackedProblem, "evaluate", once)
     found = ud.run_together(trials, rounds=5, engine="batched")
     for trial, mine in zip(trials, found, strict=True):
-        alone = ud.run(
-            ud.Scaffold(), problem, rounds=5, local=local, seed=trial.seed, engine="batched"
-        )
+        alone = ud.run(ud.Scaffold(), problem, rounds=5, local=local, seed=trial.seed, engine="batched")
         assert torch.allclose(mine.x, alone.x, rtol=0, atol=1e-9)
         assert [r.round for r in mine.history] == [1, 2, 3, 4, 5]
 
@@ -200,11 +192,12 @@ def test_sequences_as_targets() -> None:
 # accuracy only where it is one
 
 
-def test_one_logit_is_not_a_class() -> None:
+def test_one_logit_says_yes_or_no() -> None:
     loss = lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.to(o.dtype))
     data = X, (X[:, 0] > 0).long()
     problem = ud.federate(data, model=nn.Linear(6, 1).double(), loss=loss, clients=ud.IID(4))
-    assert set(problem.evaluate(problem.x0)) == {"loss"}
+    right = ((problem.module(problem.x0)(X).squeeze(1) > 0).long() == data[1]).double().mean()
+    assert problem.evaluate(problem.x0)["accuracy"] == pytest.approx(float(right), rel=1e-12)
 
 
 def test_targets_to_be_ignored_do_not_count() -> None:
@@ -221,9 +214,7 @@ def test_targets_to_be_ignored_do_not_count() -> None:
 def test_a_test_set_of_ones_own_has_no_natural_clients() -> None:
     who = torch.arange(101) % 5
     names = tuple("abcde")
-    data = ud.Data(
-        "toy", (X, X[:, 0].gt(0).long()), (X[:50], X[:50, 0].gt(0).long()), who, who[:50], names, 2
-    )
+    data = ud.Data("toy", (X, X[:, 0].gt(0).long()), (X[:50], X[:50, 0].gt(0).long()), who, who[:50], names, 2)
     settings: dict[str, Any] = {
         "model": nn.Linear(6, 2).double(), "loss": F.cross_entropy, "metrics": "clients"
     }  # fmt: skip

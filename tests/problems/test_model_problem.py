@@ -66,11 +66,7 @@ def test_an_epoch_visits_every_sample_once() -> None:
             K = problem.steps_per_epoch(client, batch)
             drawn = problem.draw(Key(0, 1), [client], [2 * K], batch)
             for first in (0, K):
-                seen = [
-                    int(s)
-                    for k in range(first, first + K)
-                    for s in drawn.samples[0, k, : int(drawn.counts[0, k])]
-                ]
+                seen = [int(s) for k in range(first, first + K) for s in drawn.samples[0, k, : int(drawn.counts[0, k])]]
                 assert sorted(seen) == sorted(problem.samples(client).tolist())
 
 
@@ -104,9 +100,7 @@ def test_result_gives_the_module_back() -> None:
     with torch.no_grad():
         output = net(X[:20])
     assert not net.training
-    assert result.history[-1].metrics["loss"] == pytest.approx(
-        float(F.cross_entropy(output, Y[:20]))
-    )
+    assert result.history[-1].metrics["loss"] == pytest.approx(float(F.cross_entropy(output, Y[:20])))
     accuracy = float((output.argmax(1) == Y[:20]).double().mean())
     assert result.history[-1].metrics["accuracy"] == pytest.approx(accuracy)
     assert accuracy > 0.5
@@ -208,9 +202,7 @@ def test_engines_agree_with_augmentation_and_bytes() -> None:
 
 
 def test_figures_on_request() -> None:
-    problem = federation(
-        test=(X[:30], Y[:30]), metrics=["test", "train", "clients", "gradient"], weights="samples"
-    )
+    problem = federation(test=(X[:30], Y[:30]), metrics=["test", "train", "clients", "gradient"], weights="samples")
     x = problem.x0
     found = problem.evaluate(x)
     assert set(found) == {
@@ -218,10 +210,7 @@ def test_figures_on_request() -> None:
         "client_loss_worst_tenth", "client_accuracy_worst_tenth", "grad_norm",
     }  # fmt: skip
     each = [
-        float(
-            F.cross_entropy(problem.flat(x, X[problem.samples(i)]), Y[problem.samples(i)]).detach()
-        )
-        for i in range(7)
+        float(F.cross_entropy(problem.flat(x, X[problem.samples(i)]), Y[problem.samples(i)]).detach()) for i in range(7)
     ]
     assert found["client_loss"] == pytest.approx(np.mean(each))
     assert found["client_loss_worst_tenth"] == pytest.approx(max(each))
@@ -248,10 +237,7 @@ def test_describe_and_plot(capsys: pytest.CaptureFixture[str]) -> None:
     problem = federation(clients=ud.Dirichlet(7, alpha=0))
     problem.describe()
     told = capsys.readouterr().out
-    assert (
-        "7 clients by Dirichlet(N=7, alpha=0, concentration" in told
-        and "classes a client: 1.0 of 3" in told
-    )
+    assert "7 clients by Dirichlet(N=7, alpha=0, concentration" in told and "classes a client: 1.0 of 3" in told
     h = problem.heterogeneity()
     assert h.divergence == pytest.approx(2 / 3, abs=0.05)
     assert federation().heterogeneity().divergence < 0.3  # pyright: ignore[reportOptionalOperand]
@@ -280,9 +266,7 @@ def test_auto_picks_the_engine_that_fits() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.out(self.cell(x[:, 0])[0][:, -1])
 
-    problem = ud.federate(
-        (images, labels), model=Recurrent(), loss=F.cross_entropy, clients=ud.IID(3)
-    )
+    problem = ud.federate((images, labels), model=Recurrent(), loss=F.cross_entropy, clients=ud.IID(3))
     assert problem.engine == "sequential"
     assert ud.run(ud.Scaffold(), problem, **settings).stopped is None
 
@@ -294,9 +278,7 @@ def test_datasets_arrays_and_client_names() -> None:
         ud.federate(data, model=mlp(), loss=F.cross_entropy, clients=names)
         for data in ((X, Y), arrays, TensorDataset(X, Y))
     ]
-    ends = [
-        path(ud.FedAvg(), p, rounds=2, local=ud.Local(epochs=1, batch=10))[-1] for p in problems
-    ]
+    ends = [path(ud.FedAvg(), p, rounds=2, local=ud.Local(epochs=1, batch=10))[-1] for p in problems]
     assert (ends[0] == ends[1]).all() and (ends[0] == ends[2]).all()
     assert [problems[0].size(i) for i in range(3)] == [34, 34, 33]
 

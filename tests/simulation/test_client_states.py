@@ -34,9 +34,7 @@ for first in range(0, 1000, 10):
     states.scatter(range(first, first + 10), C(rows))
 assert states.mapped and float(states.gather([995]).c[0, 7]) == 990.0 and float(states.gather([2000]).c.sum()) == 0
 """
-    told = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     assert not list(tmp_path.iterdir()), "the file has no name"
 
@@ -46,9 +44,7 @@ class State:
     x: torch.Tensor
 
 
-def test_a_disk_too_small_for_states_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_too_small_for_states_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(fd: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -10,6 +10,7 @@ import torch
 import undrift as ud
 from tests.support.quadratics import quadratic
 from tests.support.toy_problem import PlainFedAvg, path
+from undrift.algorithms.fedavg import FedAvg
 
 # a round that fails in its second exchange leaves no trace
 
@@ -235,3 +236,21 @@ def test_a_client_with_a_wrong_shape_is_left_out(whose: int) -> None:
     wrong: Any = WrongShape(whose)
     result = ud.run(wrong, quadratic(), rounds=2, engine="sequential")
     assert [r.left_out for r in result.history] == [(whose,), (whose,)]
+
+
+class OddClient(FedAvg):
+    """Client 2 answers with another shape, and so does whoever is computed beside it."""
+
+    def local(self, down, client, work):
+        up, state = super().local(down, client, work)
+        return (type(up)(up.delta[..., :2]) if 2 in work.clients else up), state
+
+
+def test_a_wrong_shape_is_left_out_alone_in_every_engine() -> None:
+    problem = ud.Quadratic(torch.eye(3).repeat(5, 1, 1), torch.arange(15.0).view(5, 3))
+    one_by_one, at_once = (
+        ud.run(OddClient(), problem, rounds=2, local=ud.Local(steps=2, lr=0.1), engine=engine)
+        for engine in ("sequential", "batched")
+    )
+    assert [r.left_out for r in one_by_one.history] == [r.left_out for r in at_once.history] == [(2,), (2,)]
+    assert torch.allclose(one_by_one.x, at_once.x)

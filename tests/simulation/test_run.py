@@ -34,9 +34,7 @@ def test_history_and_iterator_tell_the_same() -> None:
 
 def test_first_contact_counts_in_round_one() -> None:
     problem = quadratic()
-    history = ud.run(
-        ud.Scaffold(B=2), problem, rounds=2, participation=ud.Uniform(2), local=ud.Local(steps=2)
-    ).history
+    history = ud.run(ud.Scaffold(B=2), problem, rounds=2, participation=ud.Uniform(2), local=ud.Local(steps=2)).history
     model = 4 * 8
     assert history[0].exchanges == 2 and history[1].exchanges == 1
     assert history[0].bytes_down - history[1].bytes_down == 6 * model

@@ -4,6 +4,7 @@ A change that must not move a trajectory is checked against these.  One that mus
 "Numbers changed" in CHANGELOG.md, and records them anew:
 
     python -m tests.support.digests
+    python -m tests.support.digests new        only the rows that are not there yet
 
 Bits depend on the processor and on torch's build; elsewhere than where they were recorded final models are compared to
 rounding instead.
@@ -11,6 +12,7 @@ rounding instead.
 
 import hashlib
 import json
+import platform
 import struct
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -45,8 +48,21 @@ N, T = 5, 8
 
 
 def machine() -> str:
-    """What bits depend on besides the code."""
-    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    """What bits depend on besides the code: numpy and torch have other kernels for other families of processors."""
+    return (
+        f"torch {torch.__version__}, numpy {np.__version__}, {torch.backends.cpu.get_cpu_capability()}, {processor()}"
+    )
+
+
+def processor() -> str:
+    """Vendor, family and model, which Linux tells; elsewhere what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    known = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in known.items()}
+    return " ".join(fields[name] for name in ("vendor_id", "cpu family", "model") if name in fields)
 
 
 def quadratic() -> Any:
@@ -121,15 +137,19 @@ def demo(folder: Path) -> dict[str, Any]:
     return found
 
 
-def record() -> None:
+def record(only_new: bool = False) -> None:
     torch.set_num_threads(1)
-    found = {name: digest(row, problem, engine) for name, row, problem, engine in cases()}
+    known: dict[str, Any] = json.loads(RECORDED.read_text()) if only_new else {"machine": machine()}
+    if known.pop("machine") != machine():
+        raise SystemExit("the rows that are there were recorded on another machine: record all of them")
+    found = {name: known.get(name) or digest(row, problem, engine) for name, row, problem, engine in cases()}
+    demos = {name: each for name, each in known.items() if name.startswith("demo")}
     with TemporaryDirectory() as folder:
-        found |= demo(Path(folder))
+        found |= demos or demo(Path(folder))
     lines = [f'"{name}": {json.dumps(each)}' for name, each in found.items()]
     body = ",\n".join([f'"machine": "{machine()}"', *lines])
     RECORDED.write_text(f"{{\n{body}\n}}\n")
 
 
 if __name__ == "__main__":
-    record()
+    record(only_new="new" in sys.argv)

@@ -39,7 +39,8 @@ class Loopback:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        (self.port,) = free_ports(1)
+        self.apps: list[Path] = []  # that nodes have
+        self.port, self.control_port = free_ports(2)  # for nodes, for the operator
         self.environment = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -90,11 +91,7 @@ class Loopback:
     def left_over(self) -> list[int]:
         """Every process that was started from here, at any remove: they all have this environment."""
         mine = f"FLWR_HOME={self.folder / 'flwr'}"
-        return [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/environ")
-            if mine in _words(path)
-        ]
+        return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if mine in _words(path)]
 
     def said(self, name: str) -> str:
         path = self.folder / f"{name}.log"
@@ -107,20 +104,18 @@ class Loopback:
         write_certificates(keys, ["127.0.0.1"])
         self.start(
             "superlink",
-            BIN / "flower-superlink",
-            *("--port", self.port),
-            *("--ssl-ca-certfile", keys / "ca.crt"),
-            *("--ssl-certfile", keys / "server.crt"),
-            *("--ssl-keyfile", keys / "server.key"),
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
+            *(sys.executable, "-m", "undrift.cli", "deploy", "superlink", "--host", "127.0.0.1"),
+            *("--port", self.port, "--control-port", self.control_port, "--keys", keys),
         )
-        home = self.folder / "flwr"
+        self.known_as(self.folder / "flwr", self.control_port)
+        wait_until(lambda: _listening(self.port) and _listening(self.control_port), 60, lambda: self.said("superlink"))
+
+    def known_as(self, home: Path, port: int) -> None:
+        """Write where `flwr` with this home finds the SuperLink."""
         home.mkdir()
         (home / "config.toml").write_text(
-            f'[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{keys / "ca.crt"}"\n'
+            f'[superlink.here]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{self.folder / "keys" / "ca.crt"}"\n'
         )
-        wait_until(lambda: _listening(self.port), 60)
 
     def make_key(self, name: str) -> Path:
         return write_node_key(self.folder / "keys" / name)[1]
@@ -128,28 +123,23 @@ class Loopback:
     def register(self, *names: str) -> None:
         """Make keys for nodes and tell the SuperLink of them, all at the same time."""
         register = (BIN / "flwr", "supernode", "register")
-        asked = [
-            self.start("register", *register, self.make_key(name), "here", "--name", name)
-            for name in names
-        ]
+        asked = [self.start("register", *register, self.make_key(name), "here", "--name", name) for name in names]
         assert all(process.wait(120) == 0 for process in asked), self.said("register")
 
     def supernode(
         self, name: str, part: int, key: str | None = "", log: str = "", tls: bool = True
     ) -> subprocess.Popen[bytes]:
-        """A node with the key of its own name, with another's, or, for None, with none."""
-        config = f'name="{name}" part={part} state="{self.folder / "states"}"'
-        keys = self.folder / "keys"
-        secure = ["--root-certificates", keys / "ca.crt"] if tls else ["--insecure"]
-        if key is not None:
-            secure += ["--auth-supernode-private-key", keys / (key or name)]
+        """A node with the key of its own name, with another's, or, for None, Flower's own SuperNode with none."""
+        keys, log = self.folder / "keys", f"node-{log or name}"
+        where = ("--superlink", f"127.0.0.1:{self.port}", "--port", free_ports(1)[0])
+        if key is None:
+            secure = ("--root-certificates", keys / "ca.crt") if tls else ("--insecure",)
+            return self.start(log, BIN / "flower-supernode", *where, *secure)
         return self.start(
-            f"node-{log or name}",
-            *(sys.executable, "-m", "tests.support.supernode"),
-            *("--superlink", f"127.0.0.1:{self.port}"),
-            *secure,
-            *("--port", free_ports(1)[0]),
-            *("--node-config", config),
+            log,
+            *(sys.executable, "-m", "tests.support.supernode", "deploy", "node", *self.apps, *where),
+            *("--key", keys / (key or name), "--name", name, "--state", self.folder / "states"),
+            *("--config", f"part={part}"),
         )
 
     def revive(self, name: str, part: int) -> None:
@@ -169,8 +159,7 @@ class Loopback:
         (found,) = [
             int(path.parent.name)
             for path in Path("/proc").glob("[0-9]*/cmdline")
-            if _words(path)[1:2] == [str(BIN / "flwr-serverapp")]
-            and str(self.folder) in " ".join(_words(path))
+            if _words(path)[1:2] == [str(BIN / "flwr-serverapp")] and str(self.folder) in " ".join(_words(path))
         ]
         os.kill(found, signal.SIGKILL)
 

@@ -1,8 +1,10 @@
 """Nodes in one process, for tests: messages are handed over, time is a number, and what goes wrong is told beforehand."""
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,7 @@ from undrift.experiments.runs.running import config_of
 from undrift.simulation.api import prepare
 
 NAMES = ("ash", "birch", "cedar")
-Fault = Callable[
-    [str, Envelope], str
-]  # what becomes of a request: "", "unheard", "unanswered", "twice"
+Fault = Callable[[str, Envelope], str]  # what becomes of a request: "", "unheard", "unanswered", "twice"
 
 
 def experiment(algorithm: Any = "scaffold-m", **words: Any) -> ud.Experiment:
@@ -108,6 +108,18 @@ class Nodes:
 
     def pause(self, seconds: float) -> None:
         self.time += seconds
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Say nothing of what is done to nodes."""
+    log = logging.getLogger("undrift")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def run_dir(folder: Path) -> Path:

@@ -104,9 +104,7 @@ def killed_repeatedly(folder: Path, method: str, kills: int, seed: int) -> dict[
 
 def main() -> None:
     torch.set_num_threads(1)
-    next(
-        prepare(settings("fedavg")).play()
-    )  # what torch imports at the first round is imported here, once
+    next(prepare(settings("fedavg")).play())  # what torch imports at the first round is imported here, once
     for line in sys.stdin:
         folder, method, kills, seed = json.loads(line)
         print(json.dumps(killed_repeatedly(Path(folder), method, kills, seed)), flush=True)

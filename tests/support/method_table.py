@@ -11,6 +11,7 @@ import numpy as np
 
 import undrift as ud
 from tests.support.oracles import (
+    adamw,
     asynchrony,
     baselines,
     fedavg,
@@ -127,6 +128,10 @@ ROWS = [
     same("scaffold", scaffold.scaffold, {"option": 2}),
     same("scaffold", scaffold.scaffold, {"option": 1, "eta_g": 0.8}),
     same("scaffold", scaffold.scaffold, {"option": 2, "eta_g": 1.3, "B": 2}),
+    same("scallion", scaffold.scallion, {}),
+    same("scallion", scaffold.scallion, {"alpha": 0.4, "eta_g": 1.2}),
+    same("scafcom", scaffold.scafcom, {}),
+    same("scafcom", scaffold.scafcom, {"beta": 0.6, "eta_g": 0.8}),
     same("vrl-sgd", scaffold.vrl_sgd, {}, partial=False, unequal=False),
     same("led", scaffold.led, {}, partial=False, unequal=False),
     same("led", scaffold.led, {"beta": 2.0}, partial=False),
@@ -135,13 +140,15 @@ ROWS = [
     # momentum in local steps
     same("fedavg-m", momentum.fedavg_m, {"beta": 0.3}),
     same("fedavg-m", momentum.fedavg_m, {"beta": 0.3, "gamma": 0.2}),
-    Row(
-        "fedavg-m", {"beta": 0.3, "reparametrised": True}, momentum.fedavg_m_reparam, {"beta": 0.3}
-    ),
+    Row("fedavg-m", {"beta": 0.3, "reparametrised": True}, momentum.fedavg_m_reparam, {"beta": 0.3}),
     Row("fedcm", {"alpha": 0.3}, momentum.fedavg_m, {"beta": 0.3}),
     same("fedavg-m-vr", momentum.fedavg_m_vr, {"beta": 0.3, "B": 3}),
     same("fedavg-m-vr", momentum.fedavg_m_vr, {"beta": 0.3, "gamma": 0.2, "B": 0}),
+    same("fedavg-m", momentum.fedavg_m, {"beta": 0.3, "server_lr": 0.6}),
+    same("fedavg-m-vr", momentum.fedavg_m_vr, {"beta": 0.3, "server_lr": 0.6}),
     same("scaffold-m", momentum.scaffold_m, {"beta": 0.3}),
+    same("scaffold-m", momentum.scaffold_m, {"beta": 0.3, "server_lr": 0.6}),
+    same("scaffold-m-vr", momentum.scaffold_m_vr, {"beta": 0.3, "server_lr": 0.6}),
     same("scaffold-m", momentum.scaffold_m, {"beta": 0.3, "gamma": 0.2, "B": 2}),
     Row(
         "scaffold-m",
@@ -157,6 +164,13 @@ ROWS = [
     same("fednova", fednova.fednova, {"rho": 0.8, "normalise": "population"}, weighted=True),
     same("fednova", fednova.fednova, {"mu": 0.6, "rho": 0.8, "gmf": 0.5}, weighted=True),
     same("fednova", fednova.fednova, {"tau_eff": 2.5}, weighted=True),
+    Row(
+        "fednova",
+        {"mu": 0.6, "tau_eff": "steps", "w": "pa"},
+        fednova.fednova,
+        {"mu": 0.6, "tau_eff": "steps", "w_": "pa"},
+        weighted=True,
+    ),
     Row("fednova", {}, fednova.fednova, {"rho": 0.8}, weighted=True, local={"momentum": 0.8}),
     same("fednova-vr", fednova.fednova_vr, {}, partial=False, weighted=True),
     same("fednova-vr", fednova.fednova_vr, {"rho": 0.7}, partial=False, weighted=True),
@@ -176,6 +190,16 @@ ROWS = [
     same("local-ghbm", ghbm.local_ghbm, {"beta": 0.9, "C": 0.4}),
     server("fedhbm", ghbm.fedhbm, {"beta": 0.9, "eta": 0.8}),
     same("fedhbm", ghbm.fedhbm, {"beta": 1.0, "C": 0.4}),
+    # AdamW on clients
+    Row("diloco", {"eta": 0.5, "mu": 0.6, "eps": 0.1}, adamw.diloco, {"outer": 0.5, "mu": 0.6, "eps": 0.1}),
+    Row(
+        "diloco",
+        {"beta1": 0.5, "beta2": 0.8, "eps": 0.05, "decay": 0.3},
+        adamw.diloco,
+        {"beta1": 0.5, "beta2": 0.8, "eps": 0.05, "decay": 0.3},
+    ),
+    same("fedadamw", adamw.fedadamw, {"eps": 0.1}),
+    same("fedadamw", adamw.fedadamw, {"alpha": 1.2, "beta1": 0.5, "beta2": 0.8, "eps": 0.1, "decay": 0.2, "blocks": 2}),
     # others
     same("fedadc", baselines.fedadc, {"beta_l": 0.6, "beta_g": 0.8, "alpha": 0.7}),
     same("fedadc", baselines.fedadc, {"beta_l": 0.8, "beta_g": 0.8, "nesterov": True}),
@@ -187,6 +211,8 @@ ROWS = [
     same("mimelite", baselines.mimelite, {"opt": "sgd", "server_lr": 0.9}),
     same("mimelite", baselines.mimelite, {"opt": "sgdm", "beta": 0.8}),
     same("mimelite", baselines.mimelite, {"opt": "adam", "beta": 0.8, "beta2": 0.9, "eps": 0.1}),
+    same("mimelite-mvr", baselines.mimelite_mvr, {"a": 0.3}),
+    same("mimelite-mvr", baselines.mimelite_mvr, {"a": 0.2, "server_lr": 0.7}),
     same("mb-storm", baselines.mb_storm, {"beta": 0.3, "B": 2}),
     same("mb-storm", baselines.mb_storm, {"beta": 0.3, "gamma": 0.2, "B": 0}),
     same("ce-lsgd", baselines.ce_lsgd, {"beta": 0.3, "B": 2}, walks=True),

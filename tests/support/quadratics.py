@@ -12,9 +12,7 @@ STEPS = [1, 4, 2, 6, 3, 5]
 P = [0.1, 0.2, 0.3, 0.1, 0.2, 0.1]
 
 
-def quadratic(
-    weights: list[float] | None = None, N: int = N, d: int = D, spread: float = 3.0
-) -> Any:
+def quadratic(weights: list[float] | None = None, N: int = N, d: int = D, spread: float = 3.0) -> Any:
     rng = np.random.default_rng(1)
     Q, _ = np.linalg.qr(rng.normal(size=(N, d, d)))
     H = np.einsum("nij,nj,nkj->nik", Q, rng.uniform(0.3, 1.0, (N, d)), Q)

@@ -69,8 +69,6 @@ def random_quadratics(
     for b in range(count):
         at = slice(b * d, (b + 1) * d)
         whole[:, at, at] = H[:, b]
-    problem = ud.Quadratic(
-        torch.as_tensor(whole), torch.as_tensor(e.reshape(N, -1)), variance=sigma**2
-    )
+    problem = ud.Quadratic(torch.as_tensor(whole), torch.as_tensor(e.reshape(N, -1)), variance=sigma**2)
     problem.x0 = torch.as_tensor(3 * rng.normal(size=count * d)) + problem.optimum
     return Family(problem, L, mu, count, d)

@@ -77,9 +77,7 @@ def write_run(
     return path
 
 
-def write_comparison(
-    path: Path, methods: Mapping[str, Sequence[Sequence[float | None]]], **words: Any
-) -> Path:
+def write_comparison(path: Path, methods: Mapping[str, Sequence[Sequence[float | None]]], **words: Any) -> Path:
     """A comparison: for each label the metric of each seed."""
     seeds = max(len(each) for each in methods.values())
     rounds = max(len(values) for each in methods.values() for values in each)

@@ -27,10 +27,7 @@ class WorldProblem:
         self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> tuple[Sequence[int], Tensor]:
         self.visits.append((key, tuple(clients)))
-        rows = [
-            [self.w.sample(i, key.round, k, key.exchange, key.loop) for k in range(max(steps))]
-            for i in clients
-        ]
+        rows = [[self.w.sample(i, key.round, k, key.exchange, key.loop) for k in range(max(steps))] for i in clients]
         return clients, torch.tensor(rows)
 
     def grad(self, y: Tensor, minibatches: tuple[Sequence[int], Tensor], k: int) -> Tensor:

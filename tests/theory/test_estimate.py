@@ -51,9 +51,7 @@ def test_repeated_and_vanishing_curvature() -> None:
     assert found.L == pytest.approx(2.0)
     assert found.mu is None  # one client is flat
     assert found.mu_f == pytest.approx(1.0)
-    saddle = ud.Quadratic(
-        torch.diag_embed(torch.tensor([[1.0, -3.0]]).double()), torch.ones(1, 2).double()
-    )
+    saddle = ud.Quadratic(torch.diag_embed(torch.tensor([[1.0, -3.0]]).double()), torch.ones(1, 2).double())
     found = ud.theory.estimate(saddle)
     assert found.L == pytest.approx(3.0) and found.mu is None
 
@@ -88,9 +86,7 @@ def test_models() -> None:
     values = [np.abs(np.linalg.eigvalsh(H)).max() for H in dense]
     tolerance = 1e-6
     assert found.L == pytest.approx(max(values), rel=tolerance)
-    assert found.L_f == pytest.approx(
-        np.abs(np.linalg.eigvalsh(np.mean(dense, axis=0))).max(), rel=tolerance
-    )
+    assert found.L_f == pytest.approx(np.abs(np.linalg.eigvalsh(np.mean(dense, axis=0))).max(), rel=tolerance)
     assert found.sigma > 0 and found.zeta > 0
     assert ud.theory.estimate(problem).sigma == pytest.approx(0, abs=1e-6)  # whole batches
     fewer = ud.theory.estimate(problem, clients=[0])

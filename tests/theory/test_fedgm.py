@@ -24,9 +24,7 @@ unit = st.floats(0, 0.95)
     delay=st.integers(0, 20),
 )
 @settings(deadline=None)
-def test_one_stage(
-    L: float, K: int, eta: float, beta: float, nu: float, N: int, part: float, delay: int
-) -> None:
+def test_one_stage(L: float, K: int, eta: float, beta: float, nu: float, N: int, part: float, delay: int) -> None:
     server = ud.FedGM(eta, beta, nu)
     W1 = eta * beta * nu / (1 - beta)
     told: dict[str, Any] = {"L": L, "Delta": 1.0, "N": N, "K": K, "R": 100}
@@ -65,9 +63,7 @@ def test_stages_enter_by_their_number_mean_and_ratio() -> None:
     "beta, nu, steps",
     [(0.0, 0.5, 1), (0.5, 1.0, 4), (0.9, 0.5, 4), (0.9, 0.9, 1), (0.9, 1.0, 4), (0.8, 0.0, 1)],
 )
-def test_stable_below_and_divergent_above_the_largest_server_step(
-    beta: float, nu: float, steps: int
-) -> None:
+def test_stable_below_and_divergent_above_the_largest_server_step(beta: float, nu: float, steps: int) -> None:
     problem = quadratic()
     problem.x0 = problem.optimum + 1.0
     lr = 0.2

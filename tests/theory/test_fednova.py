@@ -74,9 +74,7 @@ def test_fedproxs_constants_as_printed(steps: list[int], alpha: float) -> None:
 
 def test_variants_of_tau_eff() -> None:
     told: dict[str, Any] = {"alpha": 0.3, "normalised": True, "p": [0.2, 0.8]}
-    a, steps, number = (
-        ud.theory.nova_constants([2, 6], tau_eff=t, **told) for t in ("a", "steps", 3)
-    )
+    a, steps, number = (ud.theory.nova_constants([2, 6], tau_eff=t, **told) for t in ("a", "steps", 3))
     assert a.tau_eff == pytest.approx(0.2 * 1.7 + 0.8 * (1 - 0.7**6) / 0.3)
     assert steps.tau_eff == pytest.approx(0.2 * 2 + 0.8 * 6)
     assert number.tau_eff == 3

@@ -72,9 +72,7 @@ def test_missed_clients_as_drawn() -> None:
     N, S, tau, times = 20, 3, 7, 3000
     weights = np.full(N, 1 / N)
     cohorts = [set(ud.Uniform(S).draw(0, t, weights).clients) for t in range(1, tau * times + 1)]
-    shares = np.array(
-        [1 - len(set().union(*cohorts[tau * i : tau * (i + 1)])) / N for i in range(times)]
-    )
+    shares = np.array([1 - len(set().union(*cohorts[tau * i : tau * (i + 1)])) / N for i in range(times)])
     error = shares.std() / sqrt(times)
     assert shares.mean() == pytest.approx(ud.theory.missed_clients(N, S, tau), abs=4 * error)
     error = (shares**2).std() / sqrt(times)

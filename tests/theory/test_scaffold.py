@@ -71,14 +71,10 @@ def test_the_lyapunov_function_contracts_as_theorem_2_says(seed: int) -> None:
     L = float(rng.uniform(0.5, 2))
     f = random_quadratics(seed, N=N, L=L, mu=L * rng.uniform(0.05, 0.9), count=1)
     told: dict[str, Any] = {"L": f.L, "mu": f.mu, "N": N, "S": S, "K": K, "R": 1_000_000}
-    s = ud.theory.scaffold(
-        **told, distance=f.distance, control_error=f.control_error, eta_g=float(rng.uniform(1, 3))
-    )
+    s = ud.theory.scaffold(**told, distance=f.distance, control_error=f.control_error, eta_g=float(rng.uniform(1, 3)))
     run: dict[str, Any] = {"local": s.local(), "engine": "sequential", "evaluate_every": 99}
     cohorts = [sorted(rng.choice(N, S, replace=False).tolist()) for _ in range(4)]
-    for before in ud.rounds(
-        s.method(), f.problem, rounds=4, participation=ud.Fixed(cohorts), **run
-    ):
+    for before in ud.rounds(s.method(), f.problem, rounds=4, participation=ud.Fixed(cohorts), **run):
         now = ud.theory.scaffold_lyapunov(before.state, f.problem, s)
         state, after = before.snapshot(), []
         for cohort in combinations(range(N), S):

@@ -1,6 +1,8 @@
 """The methods, a file a family.  To add one: write its file, and a row here."""
 
 from undrift.algorithms.adabest import AdaBest
+from undrift.algorithms.adamw import DiLoCo, FedAdamW
+from undrift.algorithms.compressed import Scafcom, Scallion
 from undrift.algorithms.fedadc import FedADC
 from undrift.algorithms.fedavg import FedAvg, FedProx
 from undrift.algorithms.fedbuff import FedAsync, FedBuff
@@ -22,7 +24,7 @@ from undrift.algorithms.fedgm import (
 from undrift.algorithms.fednova import FedNova, FedNovaVR
 from undrift.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from undrift.algorithms.ghbm import GHBM, FedHBM, GHBMServer, GHBMTheory, LocalGHBM
-from undrift.algorithms.mime import Mime, MimeLite
+from undrift.algorithms.mime import Mime, MimeLite, MimeLiteMVR
 from undrift.algorithms.momentum import FedAvg_M, FedAvg_M_VR, FedCM, ScaffoldM, ScaffoldMVR
 from undrift.algorithms.primal_dual import LED, VRLSGD, Scaffnew
 from undrift.algorithms.scaffold import Scaffold
@@ -35,9 +37,11 @@ __all__ = [
     "AutonomousFedGM",
     "BVRLSGD",
     "CELSGD",
+    "DiLoCo",
     "FedADC",
     "FedAdagrad",
     "FedAdam",
+    "FedAdamW",
     "FedAsync",
     "FedAvg",
     "FedAvgM",
@@ -61,16 +65,19 @@ __all__ = [
     "MBStorm",
     "Mime",
     "MimeLite",
+    "MimeLiteMVR",
     "MultistageFedGM",
     "PID",
     "PIDAn",
     "RobustMomentum",
     "SNV",
     "STEM",
+    "Scafcom",
     "Scaffnew",
     "Scaffold",
     "ScaffoldM",
     "ScaffoldMVR",
+    "Scallion",
     "TripleMomentum",
     "VRLSGD",
 ]

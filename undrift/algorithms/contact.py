@@ -7,6 +7,7 @@ answer.
 from typing import Any
 
 from undrift.core import Exchange, Vec, Work, record, usual
+from undrift.core.records import map_tensors
 
 
 @record
@@ -33,9 +34,14 @@ def answer(self: Any, down: Hello, client: None, work: Work) -> tuple[Answer, No
     return Answer(mean_gradient(down.x, self.B, work)), None
 
 
+def settle_answer(client: Any, missed: Answer) -> Any:
+    """A client that keeps its answer keeps what has arrived of it."""
+    return map_tensors(lambda c: c + missed.g, client)
+
+
 def after_contact(algorithm: Any, t: int) -> tuple[Exchange, ...]:
     """The exchanges of a method with one exchange a round, after an initialisation round if its B is positive."""
     if t > 0:
         return (usual(algorithm),)
-    hello = Exchange(send_hello, algorithm.contact, algorithm.begin, to="everyone")
+    hello = Exchange(send_hello, algorithm.contact, algorithm.begin, to="everyone", settle=settle_answer)
     return (hello,) if algorithm.B > 0 else ()

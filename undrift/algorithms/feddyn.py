@@ -50,5 +50,8 @@ class FedDyn:
         h = server.h + self.alpha * cohort.share * mean.delta
         return Server(server.x - mean.delta - h / self.alpha, h)
 
+    def settle(self, client: Client, missed: Up) -> Client:
+        return Client(client.g + self.alpha * missed.delta)
+
     def recount(self, server: Server, mean: Client, cohort: Cohort) -> Server:
         return Server(server.x, h=cohort.share * mean.g)

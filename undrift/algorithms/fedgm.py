@@ -99,9 +99,7 @@ class MultistageFedGM:
     def __post_init__(self) -> None:
         name = "multistage-fedgm"
         if not isinstance(self.eta, tuple | list) or not self.eta:
-            raise InvalidInput(
-                f"{name}: eta lists the stages' step sizes, e.g. (2.0, 1.0, 0.5); got {self.eta!r}"
-            )
+            raise InvalidInput(f"{name}: eta lists the stages' step sizes, e.g. (2.0, 1.0, 0.5); got {self.eta!r}")
         if self.lengths is not None and self.T is not None and sum(self.lengths) != self.T:
             raise InvalidInput(
                 f"{name}: the lengths {tuple(self.lengths)} sum to {sum(self.lengths)}, T is {self.T}: "
@@ -147,9 +145,7 @@ class MultistageFedGM:
     def check(self, N: int, rounds: int) -> None:
         covered = sum(stage.rounds for stage in self.stages)
         if rounds > covered:
-            raise InvalidInput(
-                f"multistage-fedgm: the stages cover {covered} rounds, the run has {rounds}"
-            )
+            raise InvalidInput(f"multistage-fedgm: the stages cover {covered} rounds, the run has {rounds}")
 
     def server(self, x: Vec) -> Server:
         return Server(x, d=0 * x)
@@ -163,15 +159,11 @@ class MultistageFedGM:
         raise InvalidInput(f"multistage-fedgm: round {cohort.round} is after the last stage")
 
 
-def multistage_betas(
-    eta: tuple[float, ...], beta: float, nu: float | tuple[float, ...]
-) -> tuple[float, ...]:
+def multistage_betas(eta: tuple[float, ...], beta: float, nu: float | tuple[float, ...]) -> tuple[float, ...]:
     """The betas that keep W1 as it is in the first stage: beta_s = W1 / (W1 + eta_s nu_s)."""
     nus = nu if isinstance(nu, tuple) else (nu,) * len(eta)
     W1 = eta[0] * beta * nus[0] / (1 - beta)
-    return tuple(
-        W1 / (W1 + eta_s * nu_s) if W1 else beta for eta_s, nu_s in zip(eta, nus, strict=True)
-    )
+    return tuple(W1 / (W1 + eta_s * nu_s) if W1 else beta for eta_s, nu_s in zip(eta, nus, strict=True))
 
 
 def multistage_lengths(eta: tuple[float, ...], T: int) -> tuple[int, ...]:
@@ -185,7 +177,7 @@ def _listed(values: float | tuple[float, ...]) -> tuple[float, ...]:
     return tuple(values) if isinstance(values, tuple | list) else (values,)
 
 
-@algorithm("autonomous-fedgm", SUN, local_momentum=True)
+@algorithm("autonomous-fedgm", SUN, local_momentum=True, normalises=True)
 class AutonomousFedGM:
     """FedGM, in stages or not, for clients that come when they like with as many steps as they like (Algorithm 4).
 
@@ -199,9 +191,7 @@ class AutonomousFedGM:
 
     def __post_init__(self) -> None:
         if not all(hasattr(self.schedule, name) for name in ("eta", "beta", "nu", "update")):
-            raise InvalidInput(
-                f"autonomous-fedgm: schedule is a FedGM or a MultistageFedGM, got {self.schedule!r}"
-            )
+            raise InvalidInput(f"autonomous-fedgm: schedule is a FedGM or a MultistageFedGM, got {self.schedule!r}")
 
     def for_run(self, N: int, S: int, rounds: int) -> "AutonomousFedGM":
         schedule = self.schedule

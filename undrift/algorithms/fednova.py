@@ -10,6 +10,9 @@ Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem ...
 solver: SGD (tau_i), proximal, momentum, both (where published code counts twice, errata 15).
 
 tau_eff    "a": sum_i w_i ||a_i||_1, FedAvg's own;  "steps": sum_i w_i tau_i, the authors' code with mu > 0;  or a number
+w          "p": as above;  "pa": w_i = p_i ||a_i||_1 / sum_cohort p ||a||_1, the weights that plain averaging of the local
+           models implies.  With tau_eff="a" that is FedAvg (mu = 0) or FedProx; with "steps", FedProx with the longer
+           step sum_i p_i tau_i of Fig. 7 (green).
 normalise  "cohort" (Algorithm 1);  "population": tau_eff sums p_i, not w_i, over the cohort (text of appendix H).  The
            third estimator, of the proof (G), is "cohort" with ud.Weighted(S): S draws with replacement, averaged plainly.
 gmf        server momentum of the authors' code: buf <- gmf buf + tau_eff sum_i w_i d_i,  x <- x - eta buf
@@ -46,6 +49,7 @@ class FedNova:
     tau_eff: float | str = "a"
     normalise: str = hyper(default="cohort", among=("cohort", "population"))
     gmf: float = hyper(default=0.0, within="[0, 1)")
+    w: str = hyper(default="p", among=("p", "pa"))
 
     client, send = stateless, send_model
 
@@ -54,6 +58,10 @@ class FedNova:
             raise InvalidInput(f"fednova: tau_eff is 'a', 'steps' or a number, got {self.tau_eff}")
         if not isinstance(self.tau_eff, str):
             check_value("fednova", "tau_eff", self.tau_eff, float, within="[0, inf)")
+
+    @property
+    def normalises(self) -> bool:
+        return self.w == "p"
 
     def server(self, x: Vec) -> Server:
         return Server(x, buf=0 * x)
@@ -66,14 +74,19 @@ class FedNova:
             return work.loop(step, x)
 
         a = -solve(work.unit, work.zero) / work.lr
-        d = (down.x - solve(work, down.x)) / (work.lr * a)
-        return Up(d, work.K if self.tau_eff == "steps" else a), None
+        delta = down.x - solve(work, down.x)
+        if self.w == "pa":
+            return Up(delta / work.lr, a), None  # a_i d_i, whose mean is divided by the mean of a_i
+        return Up(delta / (work.lr * a), work.K if self.tau_eff == "steps" else a), None
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         tau_eff = mean.tau if isinstance(self.tau_eff, str) else self.tau_eff
+        if self.w == "pa" and self.tau_eff == "steps":
+            tau_eff = cohort.K
+        d = mean.d if self.w == "p" else mean.d / mean.tau
         if self.normalise == "population" and isinstance(self.tau_eff, str):
             tau_eff = cohort.share * tau_eff
-        buf = self.gmf * server.buf + tau_eff * mean.d
+        buf = self.gmf * server.buf + tau_eff * d
         return Server(server.x - cohort.lr * buf, buf)
 
 
@@ -101,6 +114,7 @@ class VRDown:
     linear_optimiser=True,
     everyone=True,
     divides_by_lr=True,
+    normalises=True,
 )
 class FedNovaVR:
     """FedNova with cross-client variance reduction: reaches the optimum with unequal steps and local momentum."""
@@ -124,6 +138,9 @@ class FedNovaVR:
         a = -solve(work.unit, work.zero, 0) / work.lr
         d = (down.x - solve(work, down.x, c)) / (work.lr * a)
         return Up(d, a), VRClient(c - d)
+
+    def settle(self, client: VRClient, missed: Up) -> VRClient:
+        return VRClient(client.r - missed.d)
 
     def update(self, server: VRServer, mean: Up, cohort: Cohort) -> VRServer:
         return VRServer(server.x - mean.tau * cohort.lr * mean.d, mean.d)

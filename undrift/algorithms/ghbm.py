@@ -52,6 +52,11 @@ def tau_for_run(self: Any, N: int, S: int, rounds: int) -> Any:
     return replace(self, tau=-(-N // S)) if self.tau == "1/C" else self
 
 
+@property
+def averaged_rounds(self: Any) -> int:
+    return int(self.tau)
+
+
 @algorithm("ghbm", ZACCONE)
 class GHBM:
     """Clients feel the server's movement over the last tau rounds; they keep nothing."""
@@ -61,7 +66,7 @@ class GHBM:
     eta: float = hyper(default=1.0, within="[0, inf)")
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
-    client, for_run = stateless, tau_for_run
+    client, for_run, averaged_rounds = stateless, tau_for_run, averaged_rounds
 
     def server(self, x: Vec) -> Server:
         return Server(x, past=())
@@ -89,6 +94,7 @@ class GHBMServer:
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
     client, send, local, for_run = stateless, send_model, local_sgd, tau_for_run
+    averaged_rounds = averaged_rounds
 
     def server(self, x: Vec) -> Server:
         return Server(x, past=())
@@ -111,7 +117,7 @@ class Gradient:
     g: Vec
 
 
-@algorithm("ghbm-theory", ZACCONE)
+@algorithm("ghbm-theory", ZACCONE, normalises=True)
 class GHBMTheory:
     """Algorithm 3, the one analysed: under cyclic participation as good as momentum with everyone."""
 
@@ -119,10 +125,13 @@ class GHBMTheory:
     beta: float = hyper(default=0.1, within="(0, 1]")
     eta: float | None = hyper(default=None, within="[0, inf)")
 
-    client, for_run = stateless, tau_for_run
+    client, for_run, averaged_rounds = stateless, tau_for_run, averaged_rounds
 
     def server(self, x: Vec) -> TheoryServer:
         return TheoryServer(x, m=0 * x, past=())
+
+    def direction(self, server: TheoryServer) -> Vec:
+        return server.m
 
     def send(self, server: TheoryServer) -> MomentumDown:
         return MomentumDown(server.x, server.m)

@@ -1,4 +1,4 @@
-"""Mime and MimeLite: a centralised optimiser's state, frozen during local steps.
+"""Mime, MimeLite and MimeLiteMVR: a centralised optimiser's state, frozen during local steps.
 
 Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, NeurIPS 2021.  (Our reading, confirmed with fedjax.)
 
@@ -12,6 +12,11 @@ Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, NeurIPS 2021.  (Our readi
     adam   U = mh / (sqrt(vh) + eps),  mh = (beta m + (1 - beta) g) / (1 - beta^t),
                                        vh = (beta2 v + (1 - beta2) g^2) / (1 - beta2^t);    m, v <- with c in place of g
 
+    MimeLiteMVR, momentum with variance reduction (STORM) as the optimiser, its state s = (m, x-), x- the model a round ago:
+    y  <- y - eta [ grad F_i(y; xi) + (1 - a)(m - grad F_i(x-; xi)) ],      m <- c(x) + (1 - a)(m - c(x-))
+
+MimeLiteMVR is in Cheng et al.'s Table 2 by its rate alone: this is U and V of STORM put into MimeLite, with full gradients
+c in m ("noiseless" there), two of them a visit.  m starts as grad f(x0), in an initialisation round with all clients.
 Mime needs c before its local steps: two exchanges a round with the same clients.  MimeLite sends it with its result.
 Momentum is dampened, as in the paper; PyTorch's undampened form is the same with eta / (1 - beta).
 """
@@ -159,3 +164,56 @@ class MimeLite:
     def update(self, server: Server, mean: LiteUp, cohort: Cohort) -> Server:
         m, v = V(self, server, mean.c)
         return Server(server.x - self.server_lr * mean.delta, m, v, None)
+
+
+@record
+class MVRServer:
+    x: Vec
+    past: Vec
+    m: Vec
+
+
+@record
+class MVRUp:
+    delta: Vec
+    c: Vec  # at x
+    past: Vec  # at the model a round ago
+
+
+@algorithm("mimelite-mvr", KARIMIREDDY, reading=True)
+class MimeLiteMVR:
+    """MimeLite with variance-reduced momentum: full gradients at this round's model and at the last one's."""
+
+    a: float = hyper(default=0.1, within="(0, 1]")
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
+
+    client = stateless
+
+    def server(self, x: Vec) -> MVRServer:
+        return MVRServer(x, past=x, m=0 * x)
+
+    def exchanges(self, t: int) -> tuple[Exchange, ...]:
+        return (usual(self),) if t > 0 else (Exchange(self.send_x, self.gradient, self.begin, "everyone"),)
+
+    def send_x(self, server: MVRServer) -> Model:
+        return Model(server.x)
+
+    def gradient(self, down: Model, client: None, work: Work) -> tuple[Gradient, None]:
+        return Gradient(work.full_grad(down.x)), None
+
+    def begin(self, server: MVRServer, mean: Gradient, cohort: Cohort) -> MVRServer:
+        return MVRServer(server.x, server.past, m=mean.c)
+
+    def send(self, server: MVRServer) -> MVRServer:
+        return server
+
+    def local(self, down: MVRServer, client: None, work: Work) -> tuple[MVRUp, None]:
+        def step(y: Vec) -> Vec:
+            return y - work.lr * (work.grad(y) + (1 - self.a) * (down.m - work.grad(down.past)))
+
+        y = work.loop(step, down.x)
+        return MVRUp(down.x - y, work.full_grad(down.x), work.full_grad(down.past)), None
+
+    def update(self, server: MVRServer, mean: MVRUp, cohort: Cohort) -> MVRServer:
+        m = mean.c + (1 - self.a) * (server.m - mean.past)
+        return MVRServer(server.x - self.server_lr * mean.delta, past=server.x, m=m)

@@ -11,8 +11,9 @@ Cheng, Huang, Wu, Yuan, "Momentum Benefits Non-IID Federated Learning Simply and
     c_i+  = mean_k grad F_i(y_k; xi_k),      c <- c + (S/N) mean_i (c_i+ - c_i)
     g    <- mean_i mean_k g_k,               x <- x - gamma g
 
-beta weighs the *fresh* gradient (beta = 1: FedAvg, SCAFFOLD), as FedCM's alpha does and unlike GHBM's beta.  gamma
-defaults to eta K, plain averaging.  The paper writes the new g as (x - y)/(eta K); it is the mean of the directions, which
+beta weighs the *fresh* gradient (beta = 1: FedAvg, SCAFFOLD), as FedCM's alpha does and unlike GHBM's beta.  The server's
+step is gamma, absolute as in the paper, or server_lr in units of eta K (1: plain averaging), which follows a decay of eta
+(the step of FedCM in GHBM's Table 7).  The paper writes the new g as (x - y)/(eta K); it is the mean of the directions, which
 is defined for eta = 0 and unequal K as well.  `reparametrised` is the paper's other form, with eta^ = beta eta and
 g^ = g / beta: no beta before the fresh gradient.  B minibatches at x0 fill g or c_i in an initialisation round with all clients
 (the VR forms need it; their theorems and SCAFFOLD-M's assume it).
@@ -21,12 +22,15 @@ SCAFFOLD-M sends h = beta c + (1 - beta) g in place of two vectors, and up only 
 g+ = h + beta mean_i (c_i+ - c_i): the same iterates for 3 vectors a visit in place of the paper's 5.
 """
 
+from typing import Any
+
 from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
-from undrift.algorithms.scaffold import Client, answer_and_keep
+from undrift.algorithms.scaffold import Client, answer_and_keep, correct
 from undrift.core import (
     Cohort,
     Exchange,
+    InvalidInput,
     Vec,
     Work,
     algorithm,
@@ -39,8 +43,29 @@ from undrift.core import (
 CHENG = "Cheng et al. 2024"
 
 
-def gamma_of(gamma: float | None, cohort: Cohort) -> float:
-    return cohort.lr * cohort.K if gamma is None else gamma
+def direction(self: Any, server: Any) -> Vec:
+    return server.g
+
+
+def reparametrised_direction(self: Any, server: Any) -> Vec:
+    return self.beta * server.g if self.reparametrised else server.g
+
+
+def control(self: object, client: Client) -> Vec:
+    return client.c
+
+
+def gamma_of(self: Any, cohort: Cohort) -> float:
+    """The server's step: gamma, or server_lr eta K with this round's eta."""
+    return self.server_lr * (cohort.lr * cohort.K) if self.gamma is None else self.gamma
+
+
+def one_server_step(self: Any) -> None:
+    if self.gamma is not None and self.server_lr != 1:
+        raise InvalidInput(
+            f"{self.spec.name}: gamma={self.gamma} is the server's whole step, server_lr={self.server_lr} one in units of "
+            "lr K: give one of them"
+        )
 
 
 @record
@@ -60,15 +85,17 @@ class Direction:
     g: Vec
 
 
-@algorithm("fedavg-m", CHENG)
+@algorithm("fedavg-m", CHENG, normalises=True)
 class FedAvg_M:
     """FedAvg whose local steps follow the last round's mean direction: less drift at the same speed."""
 
     beta: float = hyper(default=0.1, within="(0, 1]")
     gamma: float | None = hyper(default=None, within="[0, inf)")
     reparametrised: bool = hyper(default=False, among=(False, True))
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
 
-    client = stateless
+    __post_init__ = one_server_step
+    client, direction = stateless, reparametrised_direction
 
     def server(self, x: Vec) -> FedAvgMServer:
         return FedAvgMServer(x, g=0 * x)
@@ -82,7 +109,7 @@ class FedAvg_M:
         return Direction(g), None
 
     def update(self, server: FedAvgMServer, mean: Direction, cohort: Cohort) -> FedAvgMServer:
-        return FedAvgMServer(server.x - gamma_of(self.gamma, cohort) * mean.g, mean.g)
+        return FedAvgMServer(server.x - gamma_of(self, cohort) * mean.g, mean.g)
 
 
 @record
@@ -103,7 +130,7 @@ class Correction:
     dc: Vec
 
 
-@algorithm("scaffold-m", CHENG, adds_states=True)
+@algorithm("scaffold-m", CHENG, adds_states=True, normalises=True)
 class ScaffoldM:
     """SCAFFOLD with momentum: exact under any heterogeneity, faster with few clients a round."""
 
@@ -111,6 +138,9 @@ class ScaffoldM:
     gamma: float | None = hyper(default=None, within="[0, inf)")
     B: int = hyper(default=0, within="[0, inf)")
     reparametrised: bool = hyper(default=False, among=(False, True))
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
+
+    __post_init__ = one_server_step
 
     @property
     def fresh(self) -> float:
@@ -125,7 +155,7 @@ class ScaffoldM:
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         return after_contact(self, t)
 
-    contact = answer_and_keep
+    contact, settle, direction, control = answer_and_keep, correct, reparametrised_direction, control
 
     def begin(self, server: ScaffoldMServer, mean: Answer, cohort: Cohort) -> ScaffoldMServer:
         return ScaffoldMServer(server.x, server.g, c=mean.g)
@@ -140,7 +170,7 @@ class ScaffoldM:
 
     def update(self, server: ScaffoldMServer, mean: Correction, cohort: Cohort) -> ScaffoldMServer:
         g = self.fresh * (mean.dc + server.c) + (1 - self.beta) * server.g
-        x = server.x - gamma_of(self.gamma, cohort) * g
+        x = server.x - gamma_of(self, cohort) * g
         return ScaffoldMServer(x, g, server.c + cohort.share * mean.dc)
 
     def recount(self, server: ScaffoldMServer, mean: Client, cohort: Cohort) -> ScaffoldMServer:
@@ -161,15 +191,17 @@ class FedAvgMVRDown:
     g: Vec
 
 
-@algorithm("fedavg-m-vr", CHENG)
+@algorithm("fedavg-m-vr", CHENG, normalises=True)
 class FedAvg_M_VR:
     """FedAvg-M with a second gradient at the last model on the same minibatch, which takes the noise out of g."""
 
     beta: float = hyper(default=0.1, within="(0, 1]")
     gamma: float | None = hyper(default=None, within="[0, inf)")
     B: int = hyper(default=1, within="[0, inf)")
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
 
-    client, contact = stateless, answer
+    __post_init__ = one_server_step
+    client, contact, direction = stateless, answer, direction
 
     def server(self, x: Vec) -> FedAvgMVRServer:
         return FedAvgMVRServer(x, past=x, g=0 * x)
@@ -191,7 +223,7 @@ class FedAvg_M_VR:
         return Direction(g), None
 
     def update(self, server: FedAvgMVRServer, mean: Direction, cohort: Cohort) -> FedAvgMVRServer:
-        x = server.x - gamma_of(self.gamma, cohort) * mean.g
+        x = server.x - gamma_of(self, cohort) * mean.g
         return FedAvgMVRServer(x, past=server.x, g=mean.g)
 
 
@@ -216,13 +248,16 @@ class ScaffoldMVRUp:
     dc: Vec
 
 
-@algorithm("scaffold-m-vr", CHENG, adds_states=True)
+@algorithm("scaffold-m-vr", CHENG, adds_states=True, normalises=True)
 class ScaffoldMVR:
     """SCAFFOLD-M with the variance-reduced direction."""
 
     beta: float = hyper(default=0.1, within="(0, 1]")
     gamma: float | None = hyper(default=None, within="[0, inf)")
     B: int = hyper(default=1, within="[0, inf)")
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
+
+    __post_init__ = one_server_step
 
     def server(self, x: Vec) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(x, past=x, g=0 * x, c=0 * x)
@@ -233,7 +268,7 @@ class ScaffoldMVR:
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         return after_contact(self, t)
 
-    contact = answer_and_keep
+    contact, settle, direction, control = answer_and_keep, correct, direction, control
 
     def begin(self, server: ScaffoldMVRServer, mean: Answer, cohort: Cohort) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(server.x, server.past, g=mean.g, c=mean.g)
@@ -242,9 +277,7 @@ class ScaffoldMVR:
         h = self.beta * server.c + (1 - self.beta) * server.g
         return ScaffoldMVRDown(server.x, server.past, h)
 
-    def local(
-        self, down: ScaffoldMVRDown, client: Client, work: Work
-    ) -> tuple[ScaffoldMVRUp, Client]:
+    def local(self, down: ScaffoldMVRDown, client: Client, work: Work) -> tuple[ScaffoldMVRUp, Client]:
         def direction(y: Vec, total: Vec) -> tuple[Vec, Vec]:
             grad = work.grad(y)
             past = (1 - self.beta) * work.grad(down.past)
@@ -254,10 +287,8 @@ class ScaffoldMVR:
         c = total / work.K
         return ScaffoldMVRUp(g, c - client.c), Client(c)
 
-    def update(
-        self, server: ScaffoldMVRServer, mean: ScaffoldMVRUp, cohort: Cohort
-    ) -> ScaffoldMVRServer:
-        x = server.x - gamma_of(self.gamma, cohort) * mean.g
+    def update(self, server: ScaffoldMVRServer, mean: ScaffoldMVRUp, cohort: Cohort) -> ScaffoldMVRServer:
+        x = server.x - gamma_of(self, cohort) * mean.g
         return ScaffoldMVRServer(x, server.x, mean.g, server.c + cohort.share * mean.dc)
 
     def recount(self, server: ScaffoldMVRServer, mean: Client, cohort: Cohort) -> ScaffoldMVRServer:
@@ -265,7 +296,7 @@ class ScaffoldMVR:
 
 
 @special_case("fedcm", "Xu et al. 2021", FedAvg_M)
-def FedCM(alpha: float = 0.1, gamma: float | None = None) -> FedAvg_M:
+def FedCM(alpha: float = 0.1, gamma: float | None = None, server_lr: float = 1.0) -> FedAvg_M:
     """FedAvg-M under its first name: alpha is Cheng et al.'s beta."""
     check_value("fedcm", "alpha", alpha, float, within="(0, 1]")
-    return FedAvg_M(beta=alpha, gamma=gamma)
+    return FedAvg_M(beta=alpha, gamma=gamma, server_lr=server_lr)

@@ -44,6 +44,10 @@ def corrected_sgd(down: Down, client: Client, work: Work, r: Col) -> tuple[Up, C
     return Up(down.x - y), Client(c - r * y, r)
 
 
+def settle(self: object, client: Client, missed: Up) -> Client:
+    return Client(client.z + client.r * missed.delta, client.r)
+
+
 def average(self: object, server: Server, mean: Up, cohort: Cohort) -> Server:
     return Server(server.x - mean.delta)
 
@@ -52,7 +56,7 @@ def average(self: object, server: Server, mean: Up, cohort: Cohort) -> Server:
 class VRLSGD:
     """SCAFFOLD with everyone, at FedAvg's traffic."""
 
-    server, client, send, update = start, untouched, send_model, average
+    server, client, send, update, settle = start, untouched, send_model, average, settle
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         return corrected_sgd(down, client, work, 1 / (work.lr * work.K))
@@ -64,13 +68,11 @@ class LED:
 
     beta: float | None = hyper(default=None, within="(0, inf)")
 
-    server, client, send, update = start, untouched, send_model, average
+    server, client, send, update, settle = start, untouched, send_model, average, settle
 
     @property
     def equal_steps(self) -> bool:
-        return (
-            self.beta is None
-        )  # with one beta for all, corrections sum to zero whatever the steps
+        return self.beta is None  # with one beta for all, corrections sum to zero whatever the steps
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         beta = 1 / (work.lr * work.K) if self.beta is None else 0 * work.K + self.beta
@@ -83,7 +85,7 @@ class Scaffnew:
 
     p: float | None = hyper(default=None, within="(0, 1]")
 
-    server, client, send, update = start, untouched, send_model, average
+    server, client, send, update, settle = start, untouched, send_model, average, settle
 
     @property
     def equal_steps(self) -> bool:

@@ -12,12 +12,12 @@ among our sources and no public code was found.)
     STEM: y+ = y - eta d,  d <- grad F_i(y+; xi) + (1 - a)(d - grad F_i(y; xi))    K times;  both averaged
 
 K minibatches are used at x and at x-, the model a round ago.  v and d start from B minibatches at x0 of all clients;
-gamma defaults to eta K.  STEM's paper lets a fall with eta^2: here eta is constant in a round, and so is a.
+gamma defaults to server_lr eta K.  STEM's paper lets a fall with eta^2: here eta is constant in a round, and so is a.
 """
 
 from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
-from undrift.algorithms.momentum import gamma_of
+from undrift.algorithms.momentum import gamma_of, one_server_step
 from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record
 
 PATEL = "Patel et al. 2022"
@@ -54,6 +54,10 @@ class Model:
 
 def start(self: object, x: Vec) -> Server:
     return Server(x, past=x, v=0 * x)
+
+
+def direction(self: object, server: Server) -> Vec:
+    return server.v
 
 
 def send_both(self: object, server: Server) -> Down:
@@ -95,15 +99,18 @@ def arrive(server: Server, mean: Model, cohort: Cohort) -> Server:
 one_walks = Exchange(send_walk, walk, arrive, to="one")
 
 
-@algorithm("mb-storm", PATEL, reading=True)
+@algorithm("mb-storm", PATEL, local_models=False, reading=True)
 class MBStorm:
     """No local steps at all: one variance-reduced step of the server on many minibatches."""
 
     beta: float = hyper(default=0.1, within="(0, 1]")
     gamma: float | None = hyper(default=None, within="[0, inf)")
     B: int = hyper(default=1, within="[0, inf)")
+    server_lr: float = hyper(default=1.0, within="[0, inf)")
 
+    __post_init__ = one_server_step
     server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
+    direction = direction
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         return after_contact(self, t)
@@ -113,10 +120,10 @@ class MBStorm:
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         v = mean.v + (1 - self.beta) * server.v
-        return Server(server.x - gamma_of(self.gamma, cohort) * v, past=server.x, v=v)
+        return Server(server.x - gamma_of(self, cohort) * v, past=server.x, v=v)
 
 
-@algorithm("ce-lsgd", PATEL, reading=True)
+@algorithm("ce-lsgd", PATEL, local_models=False, reading=True)
 class CELSGD:
     """MB-STORM's direction, then a walk of one random client along it."""
 
@@ -124,6 +131,7 @@ class CELSGD:
     B: int = hyper(default=1, within="[0, inf)")
 
     server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
+    direction = direction
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         usual = after_contact(self, t)
@@ -136,13 +144,13 @@ class CELSGD:
         return Server(server.x, server.past, v=mean.v + (1 - self.beta) * server.v)
 
 
-@algorithm("bvr-l-sgd", "Murata & Suzuki 2021", reading=True)
+@algorithm("bvr-l-sgd", "Murata & Suzuki 2021", local_models=False, reading=True)
 class BVRLSGD:
     """A full gradient now and then, differences in between, and a walk of one random client."""
 
     period: int = hyper(default=10, within="[1, inf)")
 
-    server, client, send = start, stateless, send_both
+    server, client, send, direction = start, stateless, send_both, direction
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         if t == 0:

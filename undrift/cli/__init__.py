@@ -1,47 +1,13 @@
-"""The command line."""
+"""The command line.  What it needs is loaded in `main`, after the first line is on the screen."""
 
+import os
 import signal
 import sys
 import traceback
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import typer
-
-from undrift.cli import about, deploy, doctor, reports, reproduce, runs, sweeps
-from undrift.core.errors import InvalidInput, Stopped
+from undrift.cli.status import Status
 from undrift.version import __version__
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Federated optimisation on heterogeneous clients.",
-)
-
-
-@app.callback(invoke_without_command=True)
-def undrift(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-) -> None:
-    """What goes before a command; --debug is looked for in `main`, wherever it stands."""
-    if version:
-        print(f"undrift {__version__}")
-        raise typer.Exit
-
-
-for name, command in {
-    "run": runs.run,
-    "compare": runs.compare,
-    "resume": runs.resume,
-    "report": reports.report,
-    "sweep": sweeps.sweep,
-    "reproduce": reproduce.reproduce,
-    "list": about.list_all,
-    "doctor": doctor.diagnose,
-}.items():
-    app.command(name)(command)
-app.add_typer(deploy.app, name="deploy")
 
 
 @runtime_checkable
@@ -57,10 +23,23 @@ def main() -> None:
     debug = "--debug" in arguments
     if debug:  # wherever it stands
         arguments = [word for word in arguments if word != "--debug"]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    if arguments == ["--version"]:
+        print(f"undrift {__version__}")
+        sys.exit(0)
+    arguments = arguments or ["--help"]
+    interrupt = signal.getsignal(signal.SIGINT)
+    _on_signals(_end_at_once, _end_at_once)  # nothing has begun, and an import that is interrupted says strange things
     try:
-        sys.exit(app(args=arguments, prog_name="undrift", standalone_mode=False) or 0)
+        with Status(quiet="-q" in arguments or "--quiet" in arguments) as status:
+            status.show(f"undrift {__version__}: loading torch")
+            from undrift.cli.app import app
+            from undrift.core.errors import as_keys, speaking
+        _on_signals(interrupt, signal.default_int_handler)  # SIGTERM ends as Ctrl-C does
+        with speaking(as_keys):
+            code = app(args=arguments, prog_name="undrift", standalone_mode=False)
+        sys.exit(code or 0)
     except KeyboardInterrupt:
+        _on_signals(_end_at_once, _end_at_once)  # a second one is not to interrupt the end
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)  # whoever read our output has gone
@@ -68,18 +47,33 @@ def main() -> None:
         if debug:
             traceback.print_exc()
         said, code = _said(error)
-        print(f"undrift: {said}", file=sys.stderr)
+        if said:  # a group without a command has shown its help
+            from undrift.cli.tables import printable  # loads rich
+
+            print(f"undrift: {printable(said)}", file=sys.stderr)
         sys.exit(code)
+
+
+def _on_signals(interrupt: Any, terminate: Any) -> None:
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def _end_at_once(*_: object) -> None:
+    os._exit(130)
 
 
 def _said(error: Any) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
+    from undrift.core.errors import InvalidInput, Stopped  # loads torch
+
     if isinstance(error, InvalidInput | Stopped):
         return str(error), 2
     if isinstance(error, UsageError):
         context = vars(error).get("ctx")
         path = context.command_path if context else "undrift"
-        return f"{' '.join(error.format_message().split())} (see {path} --help)", 2
+        words = " ".join(error.format_message().split())
+        return f"{words} (see {path} --help)" if words else "", 2
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}", 1

@@ -1,26 +1,32 @@
 """undrift list: methods, data sets, partitions, models."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
 
 from undrift.cli.tables import make_console, make_table
-from undrift.core.errors import unknown
-from undrift.core.hyper import METHODS
-from undrift.data.registry import DATASETS
+from undrift.core.errors import known_name
+from undrift.core.hyper import METHODS, Entry
+from undrift.data.registry import DATASETS, load
+from undrift.data.store import DataMissing
+from undrift.data.trees import shapes, take
 from undrift.experiments.config.parts import PARTITIONS, SCHEMES, list_models
-from undrift.simulation.catalogue import MethodCost, catalogue
+from undrift.experiments.sweeps.spaces import SPACES
+from undrift.simulation.catalogue import EXAMPLES, MethodCost, catalogue, measure_by_name
 
 KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
+NAMED = 50  # clients, at most, that are listed by name
+NUMBERS = ("client keeps", "down", "up", "gradients a step")
+HEADINGS = ("method", "paper", *NUMBERS, "remarks")
+TYPES: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number"}
 
 
 def list_all(
-    name: Annotated[
-        str | None, typer.Argument(help=f"{', '.join(KINDS)}; or one of them, to read about it")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}; or one of them, to read about it")] = None,
 ) -> None:
     """Every method: its paper, what a client keeps, what travels, gradients a step.  Also data, models, partitions.
 
@@ -31,12 +37,8 @@ def list_all(
     if name in (None, "methods"):
         return _methods()
     if name == "data":
-        return _show(
-            ("data set", "source and licence"), ((n, s.about) for n, s in DATASETS.items())
-        )
+        return _show(("data set", "source and licence"), ((n, s.about) for n, s in DATASETS.items()))
     if name == "spaces":
-        from undrift.experiments.sweeps.spaces import SPACES  # seldom asked for
-
         return _show(("space", "what it is"), ((n, space.about) for n, space in SPACES.items()))
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {
         "partitions": PARTITIONS,
@@ -48,14 +50,43 @@ def list_all(
         return _show((name, "parameters", "what it is"), entries)
     for table in tables.values():
         if name in table:
-            print(f"{name}{_parameters(table[name])}\n\n{_own_doc(table[name])}")
+            print(f"{name}{_parameters(table[name])}\n\n{own_doc(table[name])}")
             return
     if name in DATASETS:
-        print(f"{name}: {DATASETS[name].about}")
+        print("\n".join(_describe_data(name)))
         return
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)  # pyright: ignore[reportArgumentType]
-    _explain(name)
+    if name in SPACES:
+        print(f"{name}: {SPACES[name].about}")
+        return
+    everything = {*KINDS, *METHODS, *DATASETS, *SPACES, *(each for table in tables.values() for each in table)}
+    found = known_name("name", str(name), everything)
+    return _explain(found) if found in METHODS else list_all(found)
+
+
+def _describe_data(name: str) -> Iterator[str]:
+    """What a data set is made of: read, if it is on this machine."""
+    entry = DATASETS[name]
+    yield f"{name}: {entry.about}\n\n{own_doc(entry.read)}\n"
+    try:
+        data = load(name)
+    except DataMissing as error:
+        yield f"not read: {error}"
+        return
+    inputs, targets = data.train
+    yield f"rows      {len(targets):,} to train, {len(data.test[1]) if data.test else 0:,} to test"
+    yield f"features  {shapes(take(data.prepare(take(inputs, slice(1))) if data.prepare else inputs, slice(1)))}"
+    if data.classes is not None:
+        yield f"target    one of {data.classes} classes"
+    else:
+        yield f"target    numbers, {list(targets.shape[1:]) or 'one a row'}"
+    if data.clients is None:
+        yield "clients   none of its own: a partition deals the rows, --dirichlet, --iid, --shards"
+        return
+    sizes = data.clients.bincount(minlength=len(data.client_names)).tolist()
+    each = zip(data.client_names, sizes, strict=True)
+    few = len(sizes) <= NAMED
+    listed = ", ".join(f"{who} ({n})" for who, n in each) if few else f"{min(sizes)} to {max(sizes)} rows each"
+    yield f"clients   {len(sizes)} of its own, taken by default, with rows to train: {listed}"
 
 
 def _show(headings: Sequence[str], rows: Iterable[Sequence[str]], **layout: Sequence[str]) -> None:
@@ -77,12 +108,12 @@ def _first_line(make: Callable[..., Any]) -> str:
 
 
 def _methods() -> None:
-    numbers = ("client keeps", "down", "up", "gradients a step")
-    headings = ("method", "paper", *numbers, "remarks")
-    _show(headings, map(_cells, catalogue()), right=numbers, whole=("paper",))
+    _show(HEADINGS, map(cells, catalogue()), right=NUMBERS, whole=("paper",))
+    print("\nundrift list METHOD shows its mathematics and its hyper-parameters")
 
 
-def _cells(cost: MethodCost) -> list[str]:
+def cells(cost: MethodCost) -> list[str]:
+    """A row of the table of methods, in the order of HEADINGS."""
     spec, first = cost.spec, cost.initialisation
     full = f"and {cost.full_gradients} full gradient a round" if cost.full_gradients else ""
     remarks = (
@@ -105,12 +136,41 @@ def _size(vectors: float) -> str:
 
 
 def _explain(name: str) -> None:
+    """All of a method: what it is, its hyper-parameters, what it keeps and sends, its mathematics."""
     entry = METHODS[name]
-    print(f"{name} ({entry.spec.paper})\n\n{_own_doc(entry.make)}\n")
+    print(f"{name} ({entry.spec.paper})\n\n{own_doc(entry.make)}\n")
+    rows = list(hyper_parameters(name, entry))
+    if rows:
+        _show(("hyper-parameter", "default", "allowed"), rows)
+        examples = ",".join(f"{key}={value}" for key, value, _ in rows if value not in ("none", "required"))
+        print(f"\nSet them with a colon: undrift compare {name}" + (f":{examples}" if examples else ":KEY=VALUE"))
+    row = dict(zip(HEADINGS, cells(measure_by_name(name)), strict=True))
+    sizes = f"{row['client keeps']} kept by a client, {row['down']} sent down, {row['up']} up in a visit"
+    print(f"\nIn multiples of the model: {sizes}.  Gradients a local step: {row['gradients a step']}.")
+    if row["remarks"]:
+        print(f"Note: {row['remarks']}.")
     module = sys.modules[entry.make.__module__]
-    print((module.__doc__ or "").strip())
+    print(f"\n{(module.__doc__ or '').strip()}")
 
 
-def _own_doc(make: object) -> str:
-    lines = (make.__doc__ or "").strip().splitlines()
-    return "\n".join(line.strip() for line in lines)
+def hyper_parameters(name: str, entry: Entry) -> Iterator[tuple[str, str, str]]:
+    """Name, default and what is allowed; a special case is checked as the method that it returns."""
+    made = entry.make(**EXAMPLES.get(name, {}))
+    known = {f.name: f for f in fields(made)}
+    for p in signature(entry.make).parameters.values():
+        if p.default is Parameter.empty:
+            default = "required"
+        else:
+            default = "none" if p.default is None else f"{p.default}"
+        about = known[p.name].metadata if p.name in known else {}
+        kind = known[p.name].type if p.name in known else p.annotation
+        allowed = [about.get("within", ""), *map(repr, about.get("among", ()))]
+        words = " or ".join(filter(None, allowed)) or TYPES.get(kind) or "numbers" * ("tuple" in str(kind))
+        whole = "whole, " if about.get("within") and kind in (int, int | None, int | str) else ""
+        yield p.name, default, whole + words
+
+
+def own_doc(make: object) -> str:
+    """Its docstring without the examples."""
+    text, *_ = (make.__doc__ or "").partition(">>>")
+    return "\n".join(line.strip() for line in text.strip().splitlines())

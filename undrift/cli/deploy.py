@@ -21,13 +21,9 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Where to write the app")],
     file: Annotated[Path, typer.Option("--from", help="An experiment: TOML or Python")],
     settings: o.Set = None,
-    method: Annotated[
-        str | None, typer.Option("--method", help="Which of several methods, by its label")
-    ] = None,
+    method: Annotated[str | None, typer.Option("--method", help="Which of several methods, by its label")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Which of several seeds")] = None,
-    clients: Annotated[
-        str, typer.Option("--clients", help="The nodes' names, separated by commas")
-    ] = "",
+    clients: Annotated[str, typer.Option("--clients", help="The nodes' names, separated by commas")] = "",
     host: Annotated[
         str, typer.Option("--host", help="Name or address under which nodes find the server")
     ] = "127.0.0.1",
@@ -48,9 +44,7 @@ def init(
 @app.command("certificates")
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Where to write them")],
-    host: Annotated[
-        list[str], typer.Option("--host", help="Name or address of the server; may be repeated")
-    ],
+    host: Annotated[list[str], typer.Option("--host", help="Name or address of the server; may be repeated")],
 ) -> None:
     """Make a certificate authority and the server's certificate.
 
@@ -60,6 +54,52 @@ def certificates(
 
     for path in write_certificates(folder, host):
         print(path)
+
+
+@app.command("superlink")
+def superlink(
+    host: Annotated[
+        str, typer.Option("--host", help="Name or address under which nodes find the server; it listens there")
+    ],
+    bind: Annotated[
+        str, typer.Option("--bind", help="The address of this machine to listen on, if it is another than --host")
+    ] = "",
+    port: Annotated[int, typer.Option("--port", help="For nodes", min=1, max=65535)] = 8443,
+    control_port: Annotated[
+        int, typer.Option("--control-port", help="For `flwr`, on loopback only", min=1, max=65535)
+    ] = 8000,
+    keys: Annotated[Path, typer.Option("--keys", help="Where the certificates are")] = Path("keys"),
+) -> None:
+    """Run the server's SuperLink: nodes reach it at --host, runs are started on this machine only.
+
+    Example: undrift deploy superlink --host fl.example.org
+    """
+    from undrift.deploy.running import run_superlink
+
+    raise typer.Exit(run_superlink(bind or host, port, control_port, keys))
+
+
+@app.command("node")
+def node(
+    apps: Annotated[list[Path], typer.Argument(help="Folders of the apps that this node runs; it runs no others")],
+    superlink: Annotated[str, typer.Option("--superlink", help="Where the server is, host:port")],
+    key: Annotated[Path, typer.Option("--key", help="The node's key, from `undrift deploy key`")],
+    name: Annotated[str, typer.Option("--name", help="The client's name; that of the key's file, if not given")] = "",
+    state: Annotated[Path, typer.Option("--state", help="A folder for the client's states")] = Path("states"),
+    ca: Annotated[Path | None, typer.Option("--ca", help="The server's ca.crt; beside the key, if not given")] = None,
+    config: Annotated[str, typer.Option("--config", help="What `data` in client_app.py is given, e.g. 'part=0'")] = "",
+    port: Annotated[
+        int, typer.Option("--port", help="For this node's own processes, on loopback", min=1, max=65535)
+    ] = 9094,
+) -> None:
+    """Run a node: it answers with the apps of its own machine, never with code that the server sends.
+
+    Example: undrift deploy node . --superlink fl.example.org:8443 --key keys/hospital-a
+    """
+    from undrift.deploy.running import run_node
+
+    certificate = ca or key.parent / "ca.crt"
+    raise typer.Exit(run_node(apps, superlink, key, name or key.name, state, certificate, port, config))
 
 
 @app.command("key")

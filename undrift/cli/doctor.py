@@ -79,11 +79,7 @@ def _version(name: str) -> str:
 
 def _cuda() -> str:
     if not torch.cuda.is_available():
-        built = (
-            f"torch was built for CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "a CPU build of torch"
-        )
+        built = f"torch was built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build of torch"
         return f"none that torch can use ({built})"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
@@ -123,9 +119,7 @@ def _speed() -> Iterator[str]:
     """Rounds of FedAvg with a small perceptron, uncompiled and compiled, and of matrix products."""
     torch.manual_seed(0)
     X, Y = torch.randn(3200, 784), torch.randint(10, (3200,))
-    problem = ud.federate(
-        (X, Y), model=ud.models.mlp(784, 200, 10), loss=F.cross_entropy, clients=ud.IID(100)
-    )
+    problem = ud.federate((X, Y), model=ud.models.mlp(784, 200, 10), loss=F.cross_entropy, clients=ud.IID(100))
     yield "a round of 10 clients x 4 steps x 32 samples (MLP 784-200-10)"
     _, usual = time_rounds(problem, "batched")
     yield f"{1000 * usual:.1f} ms batched"

@@ -1,20 +1,33 @@
 """--dry: what an experiment is, with which engine, and what it would take."""
 
-from statistics import median
+from collections.abc import Iterator
 from time import time
 
 import psutil
 import torch
 
+from undrift.core.errors import setting
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.toml import to_toml
 from undrift.experiments.report.format import format_bytes, format_seconds
-from undrift.experiments.runs.estimate import estimate, measure_experiment, steps_of
+from undrift.experiments.runs.estimate import estimate, measure_experiment, span_of_steps
 from undrift.experiments.runs.running import config_of, resolve_engine
+from undrift.simulation.api import RunConfig
 from undrift.simulation.engines import EngineChoice
 from undrift.simulation.engines.choice import explain
 
-LOOKED_AT = 100  # rounds whose steps are shown
+
+def describe_work(config: RunConfig) -> Iterator[str]:
+    """The local steps of a client in a round, and what to bear in mind of them."""
+    steps = span_of_steps(config)
+    if steps is None:
+        return
+    least, usual, most = steps
+    count = f"{most}" if least == most else f"{least} to {most}, median {usual:g}"
+    yield f"local steps of a client per round: {count}; minibatches of {config.local.batch or 'all'} samples"
+    if most == 1:
+        more = setting("more steps in ud.Local", local__steps=10, local__batch=5)
+        yield f"with one local step clients cannot drift, and methods against drift have nothing to show: try {more}"
 
 
 def show_plan(experiment: Experiment, jobs: int) -> None:
@@ -31,15 +44,8 @@ def show_plan(experiment: Experiment, jobs: int) -> None:
     print(to_toml(experiment))
     print(f"# {problem.x0.numel():,} parameters, {problem.N:,} clients")
     print(f"# engine: {choice} ({explain(choice, problem, **how, engine=experiment.engine)})")
-    if not config.timed:
-        rounds = range(1, min(config.rounds, LOOKED_AT) + 1)
-        steps = sorted(count for t in rounds for count in steps_of(config, t))
-        batch = config.local.batch or "all samples"
-        if steps:
-            least, usual, most = steps[0], median(steps), steps[-1]
-            print(
-                f"# local steps of a client per round: {least} to {most}, median {usual:g}; batch {batch}"
-            )
+    for words in describe_work(config):
+        print(f"# {words}")
     timings = measure_experiment(resolved, jobs)
     for label, timing in timings.items():
         a_round = timing.round + timing.evaluation / experiment.evaluation.every

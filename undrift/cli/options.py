@@ -1,20 +1,21 @@
 """The options of commands; those that set a key of an experiment take their type and help from its definition."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial, wraps
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, known_name, speaking
 from undrift.core.hyper import METHODS
+from undrift.data.registry import DATASETS
 from undrift.experiments.config import Experiment
-from undrift.experiments.config.parts import register_files
+from undrift.experiments.config.parts import DEFAULT_LOCAL, register_files
 from undrift.experiments.config.section import Section
-from undrift.experiments.config.toml import Origin, Setting, change, from_dict, value_of
+from undrift.experiments.config.toml import Origin, Setting, change, from_dict, parse_setting, to_dict, value_of
 from undrift.local.settings import Local
 
 # An option, and the group in which --help shows it.
@@ -35,14 +36,30 @@ KEYS: dict[str, tuple[str, ...]] = {
     "epochs": ("local", "epochs"),
     "batch": ("local", "batch"),
     "lr": ("local", "lr"),
+    "optimiser": ("local", "optimiser"),
+    "schedule": ("local", "schedule"),
+    "codec": ("codec", "name"),
+    "clip": ("privacy", "clip"),
+    "noise": ("privacy", "noise"),
+    "epsilon": ("privacy", "epsilon"),
+    "delta": ("privacy", "delta"),
     "engine": ("engine", "name"),
     "workers": ("engine", "workers"),
     "target": ("target",),
     "baseline": ("baseline",),
+    "reference": ("reference",),
     "log": ("log",),
 }
+# Defaults that are no key's own.
+DEFAULTS = {
+    "model": "by data set: undrift list data",
+    "epochs": "5 on digits, 1 on other data",
+    "batch": "5 on digits, 32 on other data",
+    "baseline": "fedavg, else the first method",
+    "workers": "1",
+}
 PANELS: dict[str, Any] = dict.fromkeys(("data", "clients", "weights", "model"), federation)
-PANELS |= dict.fromkeys(("target", "baseline", "log"), record)
+PANELS |= dict.fromkeys(("target", "baseline", "reference", "log"), record)
 
 
 def define(key: tuple[str, ...]) -> tuple[Any, str]:
@@ -53,15 +70,33 @@ def define(key: tuple[str, ...]) -> tuple[Any, str]:
     if key == ("engine", "workers"):
         return int, "Clients side by side, on so many cores"
     field = Experiment.model_fields[key[0]]
-    section: Any = field.annotation
-    if isinstance(section, type) and issubclass(section, Section):
-        field = section.model_fields[key[1]]
+    for section in (field.annotation, *get_args(field.annotation)):  # which may be left out
+        if isinstance(section, type) and issubclass(section, Section):
+            field = section.model_fields[key[1]]
     return field.annotation, field.description or ""
 
 
 def option(name: str) -> Any:
-    """The option of this name, which sets a key."""
-    return PANELS.get(name, work)(f"--{name.replace('_', '-')}", help=define(KEYS[name])[1])
+    """The option of this name, which sets a key; its help tells the default."""
+    flag, about = f"--{name.replace('_', '-')}", define(KEYS[name])[1]
+    return PANELS.get(name, work)(flag, help=about, show_default=DEFAULTS.get(name) or default_of(KEYS[name]) or False)
+
+
+def default_of(key: tuple[str, ...]) -> str:
+    """What an experiment has for a key that nobody set, "" if nothing.
+
+    >>> default_of(("rounds",)), default_of(("local", "lr")), default_of(("clients", "number")), default_of(("target",))
+    ('100', '0.1', '100', '')
+    """
+    value: Any = _usual_words()
+    for part in key:
+        value = value.get(part, "") if isinstance(value, dict) else value if part == "name" else ""
+    return f"{len(value)}" if key == ("seeds",) else f"{value}"
+
+
+@cache
+def _usual_words() -> dict[str, Any]:
+    return to_dict(Experiment(algorithm={"name": "fedavg"}))  # pyright: ignore[reportArgumentType]
 
 
 def option_type(name: str) -> Any:
@@ -74,7 +109,7 @@ def option_type(name: str) -> Any:
     if annotation == list[str]:
         return list[str] | None
     kinds = list(_plain_types(annotation))
-    return (float if float in kinds else kinds[0]) | None
+    return (float if float in kinds and kinds[0] is not str else kinds[0]) | None
 
 
 def _plain_types(annotation: Any) -> Iterator[type]:
@@ -93,12 +128,8 @@ Set = Annotated[
     record("--set", metavar="KEY=VALUE", help="Set any key, e.g. --set local.clip=1"),
 ]
 Out = Annotated[Path | None, record("--out", help="The directory to make")]
-Jobs = Annotated[
-    int | None, record("--jobs", min=1, help="Runs at a time, as many as cores by default")
-]
-Dry = Annotated[
-    bool, record("--dry", help="Show the experiment, its engine, bytes and time; record nothing")
-]
+Jobs = Annotated[int | None, record("--jobs", min=1, help="Runs at a time, as many as cores by default")]
+Dry = Annotated[bool, record("--dry", help="Show the experiment, its engine, bytes and time; record nothing")]
 Quiet = Annotated[bool, record("-q", "--quiet", help="Print only errors")]
 Verbose = Annotated[bool, record("-v", "--verbose", help="Print more")]
 
@@ -109,12 +140,15 @@ def base_experiment(
     *,
     dirichlet: Annotated[
         float | None,
-        federation(metavar="ALPHA", help="Labels drawn from Dirichlet(ALPHA); 0: one class each"),
+        federation(
+            metavar="ALPHA",
+            help="Clients of equal size, the labels of each drawn from Dirichlet(ALPHA, ..., ALPHA); 0: one class each.  "
+            "Class by class over clients of unequal size, as others do: --set clients.partition=class-dirichlet",
+            show_default="0.2",
+        ),
     ] = None,
     iid: Annotated[bool, federation("--iid", help="Clients alike")] = False,
-    shards: Annotated[
-        int | None, federation(metavar="EACH", help="EACH label-sorted shards per client")
-    ] = None,
+    shards: Annotated[int | None, federation(metavar="EACH", help="EACH label-sorted shards per client")] = None,
     natural: Annotated[bool, federation("--natural", help="Clients as the data name them")] = False,
     everyone: Annotated[bool, work("--everyone", help="All clients every round")] = False,
     asynchronous: Annotated[
@@ -128,7 +162,7 @@ def base_experiment(
     settings: Set = None,
     use: Annotated[list[Path] | None, record(help=define(("use",))[1])] = None,
     **keys: Any,
-) -> tuple[dict[str, Any], list[Setting | str]]:
+) -> tuple[dict[str, Any], list[Setting]]:
     """What an experiment begins with, and what these options, KEYS and --set change of it, in this order."""
     partitions = {"dirichlet": dirichlet, "iid": iid, "shards": shards, "natural": natural}
     chosen = {name: value for name, value in partitions.items() if is_given(value)}
@@ -141,23 +175,65 @@ def base_experiment(
     if everyone and per_round is not None:
         raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
     usual = 10 if clients is None else max(1, min(10, clients))
+    files = [str(path.resolve()) for path in use or ()]
+    register_files(files)
     words: dict[str, Any] = {
-        "use": [str(path.resolve()) for path in use or ()],
+        "use": files,
         "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2},
-        "participation": {"scheme": "everyone"} if everyone else {"per_round": usual},
+        "participation": {"per_round": usual},
     }
+    entry = DATASETS.get(keys.get("data") or "")
+    own = entry.clients if entry and clients is None and {*chosen} <= {"natural"} else None
+    if own is not None:  # the data have clients of their own, which an experiment knows
+        del words["clients"], words["participation"]
+    if everyone:
+        words["participation"] = {"scheme": "everyone"}
     if asynchronous:
-        size = 5 if per_round is None else per_round
+        number = clients or own or 100
+        size = min(5, number) if per_round is None else per_round
         words["population"] = {"pace": {"median": 1.0, "sigma": 1.0}}
-        at_work = min(2 * size, clients or 100)
+        at_work = min(2 * size, number)
         words["server"] = {"kind": "buffer", "size": size, "concurrency": at_work}
-    changes: list[Setting | str] = []
+    changes: list[Setting] = []
     for name, value in chosen.items():
         shown = f"--{name} {value}" if name in PARAMETER else f"--{name}"
         changes.append(Setting(("clients", "partition"), name, shown))
         if name in PARAMETER:
             changes.append(Setting(("clients", PARAMETER[name]), value, shown))
-    return words, [*changes, *settings_of(keys), *(settings or ())]
+    changes += [*settings_of(keys), *map(parse_setting, settings or ())]
+    words["local"] = default_local(words, changes)
+    return words, changes
+
+
+def default_local(words: Mapping[str, Any], changes: Sequence[Setting]) -> dict[str, Any]:
+    """The local work of a comparison that does not say: enough steps that clients can drift, on small data too."""
+    given = {setting.key: setting.value for setting in changes}
+    local = dict(DEFAULT_LOCAL.get(str(given.get(("data", "name"), "digits")).casefold(), {}))
+    if ("local", "steps") in given or ("local", "epochs") in given:
+        local.pop("epochs", None)
+    return local
+
+
+def as_flags(python: str, keys: Mapping[tuple[str, ...], Any]) -> str:
+    """How settings are called on this command line: by their options, or with --set.
+
+    >>> as_flags("", {("participation", "scheme"): "everyone"}), as_flags("", {("local", "clip"): 1, ("local", "lr"): ...})
+    ('--everyone', '--set local.clip=1 --lr')
+    """
+    flags = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()}
+
+    def said(key: tuple[str, ...], value: Any) -> str:
+        if value == "everyone":
+            return "--everyone"
+        if key == ("clients", "partition") and value in signature(base_experiment).parameters:
+            return f"--{value}"
+        if len(key) == 1:
+            return f"--{key[0]}" + ("" if value is ... else f" {value}")
+        if key in flags:
+            return flags[key] if value is ... else f"{flags[key]} {value}"
+        return f"--set {'.'.join(key)}" + ("" if value is ... else f"={value}")
+
+    return " ".join(said(key, value) for key, value in keys.items())
 
 
 def is_given(value: Any) -> bool:
@@ -177,7 +253,8 @@ def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def call(**values: Any) -> None:
         of_experiment = {name: values.pop(name) for name in described}
-        command(given={n: v for n, v in of_experiment.items() if is_given(v)}, **values)
+        with speaking(as_flags):
+            command(given={n: v for n, v in of_experiment.items() if is_given(v)}, **values)
 
     shown = {name: p for name, p in {**own, **described}.items() if name != "given"}
     keyword = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in shown.values()]
@@ -230,8 +307,7 @@ def _methods(texts: list[str]) -> dict[str, Any]:
 def _method(text: str) -> tuple[str, dict[str, Any]]:
     """A label and a method from "scaffold-m:beta=0.1,lr=0.5"; lr is the local step size."""
     name, _, rest = text.partition(":")
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    name = known_name("method", name, METHODS)
     own = signature(METHODS[name].make).parameters
     words: dict[str, Any] = {"name": name}
     for part in filter(None, rest.split(",")):

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from time import monotonic
 from typing import TypeAlias
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from undrift.experiments.config import Experiment
+from undrift.experiments.report.format import format_seconds
 from undrift.experiments.runs.running import Update
 
 EVERY = 5.0  # seconds between plain lines
@@ -22,43 +24,97 @@ EVERY = 5.0  # seconds between plain lines
 class _Run:
     """What is known of a run while it goes on."""
 
+    rounds: int
+    waited: float  # seconds until its first news
     round: int = 0
     bytes: int = 0
+    finished: bool = False
     metrics: dict[str, float | None] = field(default_factory=dict)
-    began: float = field(default_factory=monotonic)
-    first: int | None = None  # the round it was at when we began to look
+    seen: list[tuple[float, int]] = field(default_factory=list)  # moments, and the round that was done
 
-    def take(self, update: Update) -> None:
-        if self.first is None:
-            self.first = max(0, update.round - 1)
-        self.round, self.bytes = update.round, update.bytes
+    def take(self, update: Update, now: float) -> None:
+        self.round, self.bytes, self.finished = update.round, update.bytes, update.finished
         self.metrics = update.metrics or self.metrics
+        if not self.seen or update.round > self.seen[-1][1]:
+            self.seen.append((now, update.round))
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds a round, by the later half of what was seen: the first rounds compile, and say nothing of the others."""
+        later = self.seen[len(self.seen) // 2 :]
+        if len(self.seen) < 3 or len(later) < 2:
+            return None
+        return (later[-1][0] - later[0][0]) / (later[-1][1] - later[0][1])
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until it is done."""
+        pace = self.pace
+        return 0.0 if self.finished else None if pace is None else pace * (self.rounds - self.round)
 
     def status(self) -> str:
         value = self.metrics.get("accuracy", self.metrics.get("loss"))
         name = "accuracy" if "accuracy" in self.metrics else "loss"
-        shown = "" if value is None else f"{name} {value:.3f}, "
-        return f"{shown}{self.bytes / 1e6:.1f} MB"
+        shown = "" if value is None else f"{name} {value:.3f}"
+        last = " in the last round" if self.finished and shown else ""
+        return ", ".join(filter(None, [shown + last, f"{self.bytes / 1e6:.1f} MB"]))
 
-    def left(self, rounds: int) -> float:
-        done = self.round - (self.first or 0)
-        return (monotonic() - self.began) / max(1, done) * (rounds - self.round)
+
+@dataclass
+class Forecast:
+    """How long a number of runs take, `jobs` at a time: from the pace of those that have begun.
+
+    Nothing is said before there is a pace: a guess that shrinks tenfold is worse than none.
+    """
+
+    runs: int  # in all
+    jobs: int
+    began: float
+    known: dict[Path, _Run] = field(default_factory=dict)
+    ends: float = 0.0  # when the last run finished
+
+    def take(self, update: Update, now: float) -> _Run:
+        """News of a run."""
+        if update.run not in self.known:
+            self.known[update.run] = _Run(update.rounds, now - max(self.began, self.ends))
+        run = self.known[update.run]
+        run.take(update, now)
+        if run.finished:
+            self.ends = now
+        return run
+
+    def left(self) -> float | None:
+        """Seconds until all runs are done: each that waits goes to whoever is free first."""
+        lefts = [run.left for run in self.known.values() if not run.finished]
+        paces = [run.pace for run in self.known.values() if run.pace is not None]
+        if None in lefts or not paces:
+            return None
+        ends = sorted([*(left or 0.0 for left in lefts), *[0.0] * max(0, self.jobs - len(lefts))])
+        each = fmean(paces) * max(run.rounds for run in self.known.values()) + self._before()
+        for _ in range(self.runs - len(self.known)):
+            ends = sorted([ends[0] + each, *ends[1:]])
+        return ends[-1]
+
+    def _before(self) -> float:
+        """What a run that follows another takes before its first news."""
+        later = [run.waited for run in list(self.known.values())[self.jobs :]]
+        return fmean(later) if later else 0.0
 
 
 Say: TypeAlias = Callable[[str, _Run, Update], None]
 
 
 def show_updates(
-    updates: Iterable[Update], experiment: Experiment, path: Path, quiet: bool
+    updates: Iterable[Update], experiment: Experiment, path: Path, quiet: bool, runs: int, jobs: int
 ) -> dict[str, str]:
-    """Show updates as they come; returns what failed, by run."""
+    """Show updates of so many runs as they come, so many at a time; returns what failed, by run."""
+    forecast = Forecast(runs, max(1, min(jobs, runs)), monotonic())
     if quiet:
         display = _silent()
     elif sys.stderr.isatty():
-        display = _bars(experiment)
+        display = _bars(experiment, forecast)
     else:
         display = _lines()
-    runs: dict[Path, _Run] = {}
     failed: dict[str, str] = {}
     with display as say:
         for update in updates:
@@ -66,9 +122,7 @@ def show_updates(
             if update.error is not None:
                 failed[name] = update.error
                 continue
-            run = runs.setdefault(update.run, _Run())
-            run.take(update)
-            say(name, run, update)
+            say(name, forecast.take(update, monotonic()), update)
     return failed
 
 
@@ -94,46 +148,44 @@ def _lines() -> Iterator[Say]:
             print(f"{name}: done, {run.round} rounds, {run.status()}", file=sys.stderr)
         elif monotonic() - printed.setdefault(name, monotonic()) > EVERY:
             printed[name] = monotonic()
-            left = f"{run.left(update.rounds):.0f} s left"
-            print(
-                f"{name}: round {run.round}/{update.rounds}, {run.status()}, {left}",
-                file=sys.stderr,
-            )
+            left = "" if run.left is None else f", {run.left:.0f} s left"
+            print(f"{name}: round {run.round}/{update.rounds}, {run.status()}{left}", file=sys.stderr)
 
     yield say
 
 
 @contextmanager
-def _bars(experiment: Experiment) -> Iterator[Say]:
+def _bars(experiment: Experiment, forecast: Forecast) -> Iterator[Say]:
     """A bar for everything, and one for each run that is going on."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}", style="cyan"),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        several = len(experiment.runs()) > 1
-        total = len(experiment.runs()) * experiment.rounds
-        whole = progress.add_task("[bold]all", total=total, status="rounds", visible=several)
+        total = forecast.runs * experiment.rounds
+        whole = progress.add_task("[bold]all", total=total, status="rounds", left="", visible=forecast.runs > 1)
         bars: dict[str, TaskID] = {}
 
         def say(name: str, run: _Run, update: Update) -> None:
             if name not in bars:
-                bars[name] = progress.add_task(name, total=update.rounds, status="")
-                progress.update(whole, advance=(run.first or 0))
-            bar = bars[name]
-            before = progress.tasks[progress.task_ids.index(bar)].completed
-            progress.update(bar, completed=run.round, status=run.status())
-            progress.update(whole, advance=max(0, run.round - max(before, run.first or 0)))
+                bars[name] = progress.add_task(name, total=update.rounds, status="", left="")
+            progress.update(bars[name], completed=run.round, status=run.status(), left=_clock(run.left))
+            done = sum(each.rounds if each.finished else each.round for each in forecast.known.values())
+            progress.update(whole, completed=done, left=_clock(forecast.left()))
             if update.finished:
-                progress.update(bar, visible=False)
+                progress.update(bars[name], visible=False)
                 how = f"[red]stopped: {update.stopped}" if update.stopped else run.status()
                 progress.console.print(f"{name}: {run.round} rounds, {how}")
 
         yield say
+
+
+def _clock(seconds: float | None) -> str:
+    return "" if seconds is None else f"{format_seconds(round(seconds))} left"
 
 
 def set_verbosity(verbose: bool) -> None:

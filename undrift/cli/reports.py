@@ -1,4 +1,4 @@
-"""undrift report."""
+"""undrift report and verify."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from undrift.cli import options as o
-from undrift.cli.tables import make_console
+from undrift.cli.tables import make_console, printable
+from undrift.core.errors import speaking
 
 if TYPE_CHECKING:
     from undrift.experiments.report import Options
@@ -15,18 +16,14 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories of them")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Where to write; the first directory by default")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; the first directory by default")] = None,
     target: o.Target = None,
     baseline: o.Baseline = None,
     metric: Annotated[
         str | None,
         typer.Option("--metric", "--figure", help="accuracy, loss or another that was recorded"),
     ] = None,
-    last: Annotated[
-        int | None, typer.Option("--last", min=1, help="Rounds whose mean is the final quality")
-    ] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Rounds whose mean is the final quality")] = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Write report.html, curves.png, summary.csv and rounds.csv of runs, and print the table.
@@ -34,12 +31,11 @@ def report(
     Example: undrift report runs/compare-digits --target 0.9
     """
     place = out or runs[0]
-    report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last)
+    with speaking(o.as_flags):
+        report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last)
 
 
-def report_on(
-    runs: Sequence[Path], out: Path, quiet: bool = False, **options: Unpack["Options"]
-) -> None:
+def report_on(runs: Sequence[Path], out: Path, quiet: bool = False, **options: Unpack["Options"]) -> None:
     """Write the report of some runs, and print its table unless it is to be quiet."""
     from undrift.experiments.report import summarise, terminal_table, write_files  # slow to import
 
@@ -47,4 +43,29 @@ def report_on(
     page = write_files(summary, out)
     if not quiet:
         make_console().print(terminal_table(summary))
+        for sentence in (*summary.answer[-1:], *summary.notes):
+            print(sentence)
         print(f"report: {page}")
+
+
+def verify(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories of them")],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only say what is damaged")] = False,
+) -> None:
+    """Say of every file of some runs whether it is what was written; the exit code is 1 if one is not.
+
+    Example: undrift verify runs/compare-digits
+    """
+    from undrift.experiments.runs.verify import verify as findings  # slow to import
+
+    sound, damaged = 0, 0
+    for path in runs:
+        for finding in findings(path):
+            sound, damaged = sound + finding.sound, damaged + (not finding.sound)
+            if not (quiet and finding.sound):
+                word = "sound  " if finding.sound else "damaged"
+                print(printable(f"{word}  {finding.path}" + (f"  ({finding.said})" if finding.said else "")))
+    if not quiet or damaged:
+        print(f"{sound} files sound, {damaged} damaged")
+    if damaged:
+        raise typer.Exit(1)

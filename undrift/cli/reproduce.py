@@ -2,10 +2,12 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
+import tomli_w
 import typer
 
 from undrift.cli import options as o
@@ -14,75 +16,156 @@ from undrift.cli.sweeps import run_and_report
 from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
-from undrift.experiments.recipes.claims import (
-    ClaimResult,
-    check_claims,
-    read_claims,
-    record_results,
+from undrift.experiments.config.parts import load_cached
+from undrift.experiments.recipes.claims import Measurements, check_claims
+from undrift.experiments.recipes.page import (
+    COLUMNS,
+    PICTURE,
+    describe_result,
+    describe_verdicts,
+    format_duration,
+    render_page,
+    write_readme,
 )
 from undrift.experiments.recipes.recipe import (
-    EXPECTED,
+    Recipe,
     RecipeRun,
     RecipeSearch,
     find_recipe,
+    function_of,
     list_recipes,
     read_recipe,
+    settings_digest,
 )
+from undrift.experiments.recipes.results import check_current, outdated, read_results, record_results
 from undrift.experiments.runs.directory import RunDirectory
-from undrift.experiments.runs.files import write_json
+from undrift.experiments.runs.files import read_json, write_aside, write_json
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.spaces import space_of
 from undrift.experiments.sweeps.sweeping import BEST
 
 CLAIMS = "claims.json"
-COLUMNS = ("claim", "published", "recorded", "here", "holds")
+NUMBERS = "numbers.json"
 
 
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="A recipe, by name or folder; none: list them")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Recipes, by name or folder; none: list them")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every recipe whose results are missing or out of date")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A small form that shows that a recipe works")] = False,
     out: o.Out = None,
     jobs: o.Jobs = None,
-    keep: Annotated[
-        bool, typer.Option("--record", help="Write what comes out into the recipe's expected.json")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--record", help="Write what comes out into the recipe's folder")] = False,
+    page: Annotated[Path | None, typer.Option("--page", help="Write all recorded results as one Markdown page")] = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Repeat a paper's experiments, and check what comes out against what it claims.
 
     Searches come first, then runs, each in its own directory under OUT; if interrupted, the same command resumes it.
 
-    Example: undrift reproduce autonomous-fedgm --out runs/autonomous-fedgm
+    Example: undrift reproduce theory
     """
-    if name is None:
+    if quick and keep:
+        raise InvalidInput("--quick shows that a recipe works, its numbers mean nothing: leave out --record")
+    if names and everything:
+        raise InvalidInput("give recipes, or --all, not both")
+    if out is not None and (everything or len(names or ()) > 1):
+        raise InvalidInput("--out is the place of one recipe: leave it out, each has its own under runs/")
+    folders = [find_recipe(name) for name in names or ()]
+    if everything:
+        folders = [folder for folder in list_recipes().values() if quick or _is_due(folder)]
+    if not folders and not everything and page is None:
         return _print_recipes()
-    folder = find_recipe(name)
-    recipe, claims = read_recipe(folder), read_claims(folder / EXPECTED)
-    out = out or Path("runs") / folder.name
+    for folder in folders:  # what is missing is named before anything runs
+        check_data(folder, read_recipe(folder), quick)
+    for folder in folders:
+        place = out or Path("runs") / (f"{folder.name}-quick" if quick else folder.name)
+        reproduce_one(folder, place, jobs, quick, keep, quiet)
+    if page is not None:
+        write_aside(page, render_page(list_recipes()).encode())
+
+
+def _is_due(folder: Path) -> bool:
+    recipe = read_recipe(folder)
+    return read_results(folder) is None or outdated(folder, recipe) is not None
+
+
+def check_data(folder: Path, recipe: Recipe, quick: bool) -> None:
+    """Read the data of every experiment, so that what is missing is told first."""
+    for part in (*recipe.search, *recipe.run):
+        if part.experiment is not None:
+            data = read(folder / part.experiment, quick_settings(recipe, quick)).data
+            load_cached(data.name, tuple(data.parameters.items()))
+
+
+def quick_settings(recipe: Recipe, quick: bool) -> list[str]:
+    """Settings under which an experiment takes seconds, none if it may take its time."""
+    return _as_settings(recipe.quick) if quick else []
+
+
+def _as_settings(values: Mapping[str, object]) -> list[str]:
+    return [f"{key}={tomli_w.dumps({'x': value}).removeprefix('x = ').strip()}" for key, value in values.items()]
+
+
+def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: bool, quiet: bool) -> None:
+    """Search, run and check one recipe, or what is left of it."""
+    recipe = read_recipe(folder)
+    settings = quick_settings(recipe, quick)
     try:
         for search in recipe.search:
-            run_search(search, folder, out, quiet)
-        experiments = {run.name: _read_experiment(run, folder, out) for run in recipe.run}
+            run_search(search, folder, out, quiet, settings)
+        experiments = {run.name: _read_experiment(run, folder, out, settings) for run in recipe.run if not run.function}
+        numbers = {run.name: _compute(run, folder, out, quick) for run in recipe.run if run.function}
         places = {
-            label: _run_or_resume(label, experiment, out, jobs, quiet)
-            for label, experiment in experiments.items()
+            label: _run_or_resume(label, experiment, out, jobs, quiet) for label, experiment in experiments.items()
         }
     except KeyboardInterrupt:
-        again = f"undrift reproduce {shlex.quote(name)} --out {shlex.quote(str(out))}"
+        again = f"undrift reproduce {shlex.quote(str(folder))} --out {shlex.quote(str(out))}"
         print(f"undrift: `{again}` resumes the recipe", file=sys.stderr)
         raise
-    results = check_claims(claims, places)
-    write_json(out / CLAIMS, [result.to_dict() for result in results])
-    if keep:
-        record_results(folder / EXPECTED, results)
     from undrift.experiments.report import write_report  # slow to import
+    from undrift.experiments.report.load import load_runs
 
-    rows = [describe_result(result) for result in results]
-    page = write_report(list(places.values()), out, claims=rows)
+    records = {name: load_runs([place]) for name, place in places.items()}
+    methods = {f"{name}/{m.label}": m for name, each in records.items() for m in each.methods}
+    by_seed = {
+        f"{name}/{label}": dict(enumerate(map(float, values)))
+        for name, (found, _) in numbers.items()
+        for label, values in found.items()
+    }
+    measured = Measurements(methods, by_seed)
+    results = check_claims(recipe.claim, measured)
+    write_json(out / CLAIMS, [result.to_dict() for result in results])
+    known = None if outdated(folder, recipe) else read_results(folder)
+    rows = [describe_result(result, known.of(result.claim) if known else None) for result in results]
+    report = write_report(list(places.values()), out, claims=rows) if places else None
+    if keep:
+        seconds = sum(float(run.seconds.sum()) for method in methods.values() for run in method.runs)
+        seconds += sum(took for _, took in numbers.values())
+        record_results(folder, recipe, results, measured, seconds)
+        write_readme(folder, recipe, check_current(folder, recipe))
+        if report is not None:
+            write_aside(folder / PICTURE, (out / PICTURE).read_bytes())
     if not quiet:
         make_console().print(make_table(COLUMNS, [list(row.values()) for row in rows]))
-        print(f"report: {page}")
+        if report is not None:
+            print(f"report: {report}")
+
+
+def _compute(run: RecipeRun, folder: Path, out: Path, quick: bool) -> tuple[Mapping[str, Sequence[float]], float]:
+    """The numbers of a function and the seconds that it took, computed once for the recipe as it is."""
+    assert run.function is not None
+    place = out / "runs" / run.name / NUMBERS
+    digest = settings_digest(folder, read_recipe(folder)) + ("-quick" if quick else "")
+    if place.exists() and (kept := read_json(place))["settings"] == digest:
+        return kept["numbers"], kept["seconds"]
+    began = perf_counter()
+    numbers = {label: [float(v) for v in values] for label, values in function_of(folder, run.function)(quick).items()}
+    took = perf_counter() - began
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_json(place, {"settings": digest, "numbers": numbers, "seconds": took})
+    return numbers, took
 
 
 def _print_recipes() -> None:
@@ -90,19 +173,26 @@ def _print_recipes() -> None:
     if not recipes:
         find_recipe("")  # explains where they are
     for name, folder in sorted(recipes.items()):
-        print(f"{name:24} {read_recipe(folder).about}")
+        recipe = read_recipe(folder)
+        results, why = read_results(folder), outdated(folder, recipe)
+        told = "not recorded" if results is None else "recorded before it was changed" if why else ""
+        if results is not None and not told:
+            told = f"{describe_verdicts(results)}; {format_duration(results.seconds)}"
+        print(f"{name:20} {recipe.about}\n{'':20} {told}")
 
 
-def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool) -> None:
-    """Run a search, or what is left of it."""
-    experiment = read(folder / search.experiment, _chosen_settings(search.take, out))
+def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool, settings: Sequence[str]) -> None:
+    """Run a search, or what is left of it; a single trial if there are settings for a small form."""
+    changes = [*_as_settings(search.set), *_chosen_settings(search.take, out), *settings]
+    experiment = read(folder / search.experiment, changes)
     if search.methods is not None:
         experiment = experiment.only(search.methods)
     if experiment.threads is None:
         experiment = experiment.model_copy(update={"threads": 1})
     is_file = search.space.endswith(".toml")
     space = space_of(str(folder / search.space) if is_file else search.space)
-    plan = Plan(space, search.trials, search.seeds, search.sampler, search.held_out)
+    trials = 1 if settings else search.trials
+    plan = Plan(space, trials, search.seeds, search.sampler, search.held_out)
     run_and_report(experiment, plan, _search_folder(out, search.name), quiet)
 
 
@@ -110,15 +200,14 @@ def _search_folder(out: Path, name: str) -> Path:
     return out / "search" / name
 
 
-def _read_experiment(run: RecipeRun, folder: Path, out: Path) -> Experiment:
-    best = _search_folder(out, run.best or "") / BEST
-    file = folder / run.experiment if run.experiment else best
-    return read(file, _chosen_settings(run.take, out))
+def _read_experiment(run: RecipeRun, folder: Path, out: Path, settings: Sequence[str]) -> Experiment:
+    file = folder / run.experiment if run.experiment else _search_folder(out, run.best or "") / BEST
+    return read(file, [*_as_settings(run.set), *_chosen_settings(run.take, out), *settings])
 
 
 def _chosen_settings(take: Mapping[str, str], out: Path) -> list[str]:
     """Settings with the values that earlier searches have chosen."""
-    return [f"{path}={_chosen_value(path, name, out)!r}" for path, name in take.items()]
+    return _as_settings({path: _chosen_value(path, name, out) for path, name in take.items()})
 
 
 def _chosen_value(path: str, search: str, out: Path) -> object:
@@ -133,9 +222,7 @@ def _chosen_value(path: str, search: str, out: Path) -> object:
     return settings[key]
 
 
-def _run_or_resume(
-    name: str, experiment: Experiment, out: Path, jobs: int | None, quiet: bool
-) -> Path:
+def _run_or_resume(name: str, experiment: Experiment, out: Path, jobs: int | None, quiet: bool) -> Path:
     """Run an experiment, or what is left of it; returns its directory."""
     place = out / "runs" / name
     if not place.exists():
@@ -164,33 +251,3 @@ def _list_settings(experiment: Experiment) -> dict[str, object]:
         "population": experiment.population,
         "server": experiment.server,
     }
-
-
-# what came out
-
-
-def describe_result(result: ClaimResult) -> dict[str, str]:
-    """A claim in words: what was published, what was recorded, what came out here, whether it holds."""
-    ours, here = result.claim.ours, result.measured
-    differs = " (not as recorded)" if result.as_recorded is False else ""
-    return {
-        "claim": result.claim.claim,
-        "published": result.claim.published,
-        "recorded": "" if ours is None else _format_value(result, ours.mean, ours.std),
-        "here": _format_value(result, here.mean, here.std) + differs,
-        "holds": result.holds,
-    }
-
-
-def _format_value(result: ClaimResult, mean: float | None, std: float | None) -> str:
-    """A number with its spread: percentage points for accuracies, else as it is."""
-    claim = result.claim
-    if mean is None:
-        return "never reached"
-    points = claim.measure == "final" and claim.by == "difference" and "accuracy" in claim.metric
-    scale, unit = (100, " points") if points else (1, "")
-    if claim.by == "ratio" and claim.against is not None:
-        unit = " times"
-    spread = "" if std is None else f" ± {scale * std:.2f}"
-    sign = "+" if claim.by == "difference" and claim.against is not None else ""
-    return f"{scale * mean:{sign}.2f}{spread}{unit}"

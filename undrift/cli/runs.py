@@ -2,33 +2,36 @@
 
 import shlex
 import sys
-from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from undrift.cli import options as o
+from undrift.cli.choose import resume_choosing
 from undrift.cli.progress import set_verbosity, show_updates
 from undrift.cli.reports import report_on
+from undrift.cli.status import Status
 from undrift.cli.sweeps import run_and_report
 from undrift.core.errors import InvalidInput
+from undrift.experiments.choosing.choosing import PLAN
 from undrift.experiments.config import Experiment, read
-from undrift.experiments.runs.directory import RunDirectory, open_directory
+from undrift.experiments.runs.directory import RunDirectory, free_path, open_directory
 from undrift.experiments.runs.running import (
+    config_of,
     extend,
+    is_finished,
     members,
     prepare_directory,
     run_experiment,
     set_workers,
 )
+from undrift.experiments.runs.verify import forget_damaged
 from undrift.experiments.sweeps.sweeping import SWEEP, open_sweep
 
 
 def run(
-    file: Annotated[
-        Path, typer.Argument(help="An experiment: TOML, or Python that sets `experiment`")
-    ],
+    file: Annotated[Path, typer.Argument(help="An experiment: TOML, or Python that sets `experiment`")],
     settings: o.Set = None,
     engine: o.Engine = None,
     workers: o.Workers = None,
@@ -70,9 +73,7 @@ def compare(
 
 def resume(
     directory: Annotated[Path, typer.Argument(help="What `undrift run` or `compare` made")],
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Go on to so many rounds in all")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Go on to so many rounds in all")] = None,
     workers: o.Workers = None,
     jobs: o.Jobs = None,
     quiet: o.Quiet = False,
@@ -83,19 +84,21 @@ def resume(
     Example: undrift resume runs/compare-digits
     """
     set_verbosity(verbose)
+    if (directory / PLAN).exists():
+        if rounds is not None or workers is not None:
+            raise InvalidInput(f"{directory} is a choice, whose rounds and engine are part of it: choose again")
+        return resume_choosing(directory, quiet)
     if (directory / SWEEP).exists():
         if rounds is not None or workers is not None:
-            raise InvalidInput(
-                f"{directory} is a sweep, whose rounds and engine are part of it: start a new sweep"
-            )
+            raise InvalidInput(f"{directory} is a sweep, whose rounds and engine are part of it: start a new sweep")
         return run_and_report(*open_sweep(directory), directory, quiet=quiet)
     whole = open_directory(directory)
     if rounds is not None:
         whole = extend(whole, rounds)
     if workers is not None:
         whole = set_workers(whole, workers)
-    done = all(RunDirectory(path).result() for path in members(whole))
-    if done and (directory / "report.html").exists():
+    forget_damaged(members(whole))
+    if is_finished(whole) and (directory / "report.html").exists():
         if not quiet:
             print(f"{directory} is finished; --rounds N goes on for longer")
         return
@@ -118,16 +121,23 @@ def execute(
         from undrift.cli.dry import show_plan  # slow to import
 
         return show_plan(experiment, _jobs(experiment, jobs))
-    finish(prepare_directory(experiment, out or free_path(Path("runs") / name)), jobs, quiet)
+    with Status(quiet) as status:
+        status.show(f"reading {experiment.data.name}, building clients, choosing the engine")
+        directory = prepare_directory(experiment, out or free_path(Path("runs") / name))
+    finish(directory, jobs, quiet)
 
 
 def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     """Do the work, show it, report on it."""
     path, experiment = directory.path, directory.experiment()
+    if not quiet:
+        announce(directory)
     again = f"`undrift resume {shlex.quote(str(path))}`"
     try:
-        updates = run_experiment(directory, _jobs(experiment, jobs))
-        failed = show_updates(updates, experiment, path, quiet)
+        at_a_time = _jobs(experiment, jobs)
+        left = [member for member in members(directory) if RunDirectory(member).result() is None]
+        updates = run_experiment(directory, at_a_time)
+        failed = show_updates(updates, experiment, path, quiet, len(left), at_a_time)
     except KeyboardInterrupt:
         print(f"\nundrift: interrupted; {again} goes on", file=sys.stderr)
         raise
@@ -141,10 +151,17 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool) -> None:
     report_on([path], path, quiet)
 
 
-def free_path(path: Path) -> Path:
-    """This path, or the first with a number behind it that is not there yet."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(each for each in chain([path], numbered) if not each.exists())
+def announce(directory: RunDirectory) -> None:
+    """What is about to run: the local work, where this process knows the federation, and the engine."""
+    from undrift.cli.dry import describe_work
+
+    experiment, built = directory.experiment(), directory.federations.last
+    first = experiment.single(experiment.labels[0], experiment.seeds[0])
+    words = list(describe_work(config_of(first, built))) if built is not None else []
+    if built is not None:
+        words.insert(0, f"{built.problem.N} clients: {built.problem.summary()['partition']}")
+    for line in (*words, f"engine: {experiment.engine}", f"recording in {directory.path}"):
+        print(line, file=sys.stderr)
 
 
 def _jobs(experiment: Experiment, jobs: int | None) -> int:

@@ -13,10 +13,11 @@ from undrift.cli import options as o
 from undrift.cli.progress import set_verbosity
 from undrift.cli.tables import make_console, make_table
 from undrift.core.errors import InvalidInput
+from undrift.data.trees import sample_count
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.space import size_of
-from undrift.experiments.sweeps.spaces import space_of
+from undrift.experiments.sweeps.spaces import SPACES, space_of
 from undrift.experiments.sweeps.sweeping import (
     BEST,
     Sweep,
@@ -32,13 +33,12 @@ SpaceName = Annotated[
     str,
     Option(
         "--space",
-        help="quick, search, momentum, fedgm, fednova, ghbm-lenet, ghbm-resnet20, ghbm-shakespeare, "
-        "ghbm-stackoverflow, or a TOML file of your own",
+        help=f"{', '.join(SPACES)}, or a TOML file of your own",
     ),
 ]
 Trials = Annotated[
     int | None,
-    Option("--trials", help="Of every method; as many as the largest grid has if not given"),
+    Option("--trials", min=1, help="Of every method; as many as the largest grid has if not given"),
 ]
 Sampler = Annotated[str, Option("--sampler", help="grid, random or tpe")]
 Validate = Annotated[
@@ -60,18 +60,14 @@ Prune = Annotated[
 
 @o.takes_experiment
 def sweep(
-    targets: Annotated[
-        list[str], Argument(help="An experiment file, or methods such as fedavg scaffold-m")
-    ],
+    targets: Annotated[list[str], Argument(help="An experiment file, or methods such as fedavg scaffold-m")],
     given: dict[str, Any],
     space: SpaceName = "quick",
     trials: Trials = None,
     sampler: Sampler = "grid",
     validate: Validate = 0.1,
     prune: Prune = None,
-    compare: Annotated[
-        bool, Option("--compare", help="Then run the best of each method, in OUT/compare")
-    ] = False,
+    compare: Annotated[bool, Option("--compare", help="Then run the best of each method, in OUT/compare")] = False,
     out: o.Out = None,
     quiet: o.Quiet = False,
     verbose: o.Verbose = False,
@@ -99,9 +95,7 @@ def _experiment(targets: Sequence[str], given: dict[str, Any]) -> Experiment:
     if not files:
         return o.make_experiment(list(targets), given, given.get("data", "digits"))
     if len(targets) > 1:
-        raise InvalidInput(
-            f"give one experiment file or methods, not both: got {' '.join(targets)}"
-        )
+        raise InvalidInput(f"give one experiment file or methods, not both: got {' '.join(targets)}")
     if set(given) - {"settings", "seeds"}:
         raise InvalidInput("an experiment file says all of it: change it with --set KEY=VALUE")
     return read(files[0], given.get("settings", ()))
@@ -117,9 +111,7 @@ def run_best(directory: Path, quiet: bool) -> None:
     execute(read(directory / BEST), "compare", place, quiet=quiet)
 
 
-def run_and_report(
-    experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False
-) -> None:
+def run_and_report(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False) -> None:
     """Run a sweep, printing its trials and what was found."""
     console = make_console(quiet=quiet)
     ready = plan_sweep(experiment, plan)
@@ -147,8 +139,8 @@ def introduction(sweep: Sweep) -> Iterator[str]:
     plan, experiment = sweep.plan, sweep.experiment
     problem = next(iter(sweep.problems.values()))
     if plan.validate:
-        count = 0 if problem.test is None else len(problem.test[0])
-        data = f"{count:,} training samples held out ({plan.validate:.0%} of every client's), test data unseen"
+        samples = 0 if problem.test is None else sample_count(problem.test[0])
+        data = f"{samples:,} training samples held out ({plan.validate:.0%} of every client's), test data unseen"
     else:
         data = "test data, as in the papers: --validate 0.1 holds out training data in their place"
     yield f"space {plan.space.name}: {plan.space.about}"
@@ -180,8 +172,7 @@ def _line(trial: TrialDone) -> str:
 def shown(chosen: dict[str, object]) -> str:
     """Parameters in a line: local.lr=0.1 beta=0.5."""
     return " ".join(
-        f"{path}={value:g}" if isinstance(value, float) else f"{path}={value}"
-        for path, value in chosen.items()
+        f"{path}={value:g}" if isinstance(value, float) else f"{path}={value}" for path, value in chosen.items()
     )
 
 

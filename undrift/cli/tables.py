@@ -14,6 +14,15 @@ def make_console(**settings: Any) -> Console:
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False, **settings)
 
 
+def printable(text: str) -> str:
+    """A text whose control characters are shown instead of obeyed by the terminal.
+
+    >>> print(printable("fedavg\\x1b[2J"))
+    fedavg\\x1b[2J
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def make_table(
     headings: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -29,9 +38,7 @@ def make_table(
         )
         for number, heading in enumerate(headings)
     ]
-    table = Table(
-        *columns, box=None, header_style="bold", pad_edge=False, show_header=any(headings)
-    )
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False, show_header=any(headings))
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(printable(cell)) for cell in row))
     return table

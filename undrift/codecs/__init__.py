@@ -4,6 +4,8 @@ The bytes that are counted, and on real nodes sent, are those of the encoded pay
 """
 
 from undrift.codecs.casting import Cast
-from undrift.codecs.codec import Codec, CodecWire, codec, make_wire
+from undrift.codecs.codec import Codec, CodecWire, codec, make_codec, make_wire
+from undrift.codecs.quantised import Quantised
+from undrift.codecs.sparse import RandomK, TopK
 
-__all__ = ["Cast", "Codec", "CodecWire", "codec", "make_wire"]
+__all__ = ["Cast", "Codec", "CodecWire", "Quantised", "RandomK", "TopK", "codec", "make_codec", "make_wire"]

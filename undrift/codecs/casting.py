@@ -22,12 +22,11 @@ class Cast:
     """
 
     dtype: str = "float16"
+    feedback: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise InvalidInput(
-                f"Cast: dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}"
-            )
+            raise InvalidInput(f"Cast: dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
     def encode(self, v: Tensor, random: Random | None) -> Tensor:
         dtype = getattr(torch, self.dtype)
@@ -40,12 +39,12 @@ class Cast:
 
 
 @codec("fp16")
-def fp16() -> Cast:
+def fp16(feedback: bool = False) -> Cast:
     """Half precision: 2 bytes per number, 11 bits of precision, up to 65504."""
-    return Cast("float16")
+    return Cast("float16", feedback)
 
 
 @codec("bf16")
-def bf16() -> Cast:
+def bf16(feedback: bool = False) -> Cast:
     """Brain floating point: 2 bytes per number, 8 bits of precision, the range of float32."""
-    return Cast("bfloat16")
+    return Cast("bfloat16", feedback)

@@ -86,9 +86,7 @@ def eliminate_common_subexpressions(module: GraphModule) -> GraphModule:
     return GraphModule(module, fx_graph_cse(module.graph))
 
 
-def compile_graph(
-    module: GraphModule, mode: Any, operators: Sequence[Any]
-) -> Callable[[list[Tensor]], Any]:
+def compile_graph(module: GraphModule, mode: Any, operators: Sequence[Any]) -> Callable[[list[Tensor]], Any]:
     """Machine code for a graph, from TorchInductor, which caches it on disk for later runs.
 
     `operators` are custom ones that the graph may call, which are called as they are.

@@ -24,9 +24,7 @@ Pieces: TypeAlias = list[Tensor]
 ROW_VIEWS: dict[Any, Callable[[Graph, Node, list[int]], Node]] = {  # in which rows stay rows
     aten.view.default: reshape,
     aten._unsafe_view.default: reshape,
-    aten.expand.default: lambda graph, node, shape: add_node(
-        graph, aten.expand.default, node, shape
-    ),
+    aten.expand.default: lambda graph, node, shape: add_node(graph, aten.expand.default, node, shape),
 }
 
 
@@ -105,8 +103,7 @@ def cut(module: GraphModule, layout: Layout) -> dict[Node, list[Node]]:
             change = ROW_VIEWS[node.target]
             with graph.inserting_before(node):
                 pieces[node] = [
-                    change(graph, piece, [*lead, size])
-                    for piece, size in zip(pieces[node.args[0]], sizes, strict=True)
+                    change(graph, piece, [*lead, size]) for piece, size in zip(pieces[node.args[0]], sizes, strict=True)
                 ]
         elif is_flat(node) and _is_elementwise(node):
             flat = [each for each in node.all_input_nodes if is_flat(each)]
@@ -123,9 +120,7 @@ def _is_elementwise(node: Node) -> bool:
     return node.target is aten.clone.default or is_pointwise(node)
 
 
-def _elementwise(
-    graph: Graph, node: Node, flat: list[Node], pieces: dict[Node, list[Node]], count: int
-) -> list[Node]:
+def _elementwise(graph: Graph, node: Node, flat: list[Node], pieces: dict[Node, list[Node]], count: int) -> list[Node]:
     found = []
     with graph.inserting_before(node):
         for j in range(count):

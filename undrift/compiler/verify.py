@@ -17,9 +17,7 @@ Values: TypeAlias = Sequence[Tensor]
 Noise: TypeAlias = Callable[[Tensor], Tensor]
 
 MARGIN = 64  # times the effect of rounding: sums are taken in another order, products in another blocking
-VERIFY_ATTEMPTS = (
-    3  # a single unit of a ReLU may fall on the other side of its kink; not three times in a row
-)
+VERIFY_ATTEMPTS = 3  # a single unit of a ReLU may fall on the other side of its kink; not three times in a row
 
 
 def same_up_to_rounding(found: Values, expected: Values, disturbed: Values) -> bool:
@@ -44,14 +42,14 @@ def _close(found: Tensor, expected: Tensor, disturbed: Tensor) -> bool:
     return bool((found - expected).norm() <= MARGIN * rounding)
 
 
-def noise(generator: torch.Generator) -> Noise:
-    """Rounding as a perturbation: each number times 1 + eps or 1 - eps, at random."""
+def noise(generator: torch.Generator, units: float = 1.0) -> Noise:
+    """Rounding as a perturbation: each number times 1 + eps or 1 - eps, at random, or with so many eps."""
 
     def disturb(t: Tensor) -> Tensor:
         if not t.is_floating_point():
             return t
         signs = torch.randint(2, t.shape, generator=generator).to(t) * 2 - 1
-        return t * (1 + torch.finfo(t.dtype).eps * signs)
+        return t * (1 + units * torch.finfo(t.dtype).eps * signs)
 
     return disturb
 

@@ -9,7 +9,7 @@ A call of something that cannot be traced, such as a client's full gradient, is 
 round, another step size or another hyper-parameter runs the same programs, because all of them are inputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, TypeAlias
@@ -32,9 +32,8 @@ from undrift.compiler.layout import Layout, join, join_nodes, split_nodes
 from undrift.compiler.step import Step, build_step
 
 Body: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
-Minibatch: TypeAlias = Sequence[
-    Tensor
-]  # what one step is given besides what it carries and captures
+Minibatch: TypeAlias = Sequence[Tensor]  # what one step is given besides what it carries and captures
+Watch: TypeAlias = Callable[[int, list[Tensor]], None]
 
 
 class CannotCompile(Exception):
@@ -96,12 +95,16 @@ class Loop:
     carried: int  # pieces
     step: Step
 
-    def __call__(self, given: list[Tensor], minibatches: Sequence[Minibatch]) -> list[Tensor]:
+    def __call__(self, given: list[Tensor], minibatches: Sequence[Minibatch], watch: Watch | None) -> list[Tensor]:
         values = self.segment(*given)
         carried, captured = values[: self.carried], values[self.carried :]
         prepared = self.step.prepare(captured)
-        for minibatch in minibatches:
+        for k, minibatch in enumerate(minibatches):
+            if watch is not None:
+                watch(k, carried)
             self.step([*carried, *captured, *minibatch, *prepared])
+        if watch is not None:
+            watch(len(minibatches), carried)
         return carried
 
 
@@ -128,16 +131,19 @@ class CompiledVisit:
         inputs: Sequence[Tensor],
         minibatches: Sequence[Sequence[Minibatch]],
         calls: Sequence[Callable[[Tensor], Tensor]] = (),
+        watch: Mapping[int, Watch] | None = None,
     ) -> list[Tensor]:
         """What the visit returns, after a number per row which is finite only if all of that row is.
 
         `minibatches` are those of every loop, step by step; `calls` are the functions that are called, one after another.
+        `watch` looks at some loops, by number: it is called with k and the pieces carried before every step, and at the end.
         """
         given = [piece for t in inputs for piece in self.layout.split(t)]
-        of_loops, of_calls = iter(minibatches), iter(calls)
+        of_loops, of_calls = enumerate(minibatches), iter(calls)
         for stage in self.stages:
             if isinstance(stage, Loop):
-                given += stage(given, next(of_loops))
+                number, steps = next(of_loops)
+                given += stage(given, steps, None if watch is None else watch.get(number))
             else:
                 given += self.layout.split(stage(given, next(of_calls)))
         return self.finish(given)
@@ -250,8 +256,7 @@ class _Cutting:
         results: dict[Node, list[list[Node]]] = {}
         for number, mark in enumerate(self.marks[:stages]):
             results[mark] = [
-                self._placeholders(graph, f"result_{number}_{j}", value)
-                for j, value in enumerate(self._results(mark))
+                self._placeholders(graph, f"result_{number}_{j}", value) for j, value in enumerate(self._results(mark))
             ]
         within = {node for _, body in self.bodies.values() for node in body}
         for node in self.nodes:
@@ -283,9 +288,7 @@ class _Cutting:
             empty = [p.new_empty(p.shape) for p in self.layout.split(value)]
         return [_placeholder(graph, f"{name}_{j}", p) for j, p in enumerate(empty)]
 
-    def _segment(
-        self, values: Sequence[Node], stages: int, fresh: int
-    ) -> tuple[GraphModule, list[int]]:
+    def _segment(self, values: Sequence[Node], stages: int, fresh: int) -> tuple[GraphModule, list[int]]:
         """From inputs and earlier results to these values, in pieces; the first `fresh` of them may be overwritten."""
         module = self._outside(values, stages)
         graph = module.graph
@@ -319,8 +322,7 @@ class _Cutting:
             for i, pieces in enumerate(examples)
         ]
         known = {
-            node: _placeholder(graph, f"minibatch_{j}", value_of(node))
-            for j, node in enumerate(self.minibatches[loop])
+            node: _placeholder(graph, f"minibatch_{j}", value_of(node)) for j, node in enumerate(self.minibatches[loop])
         }
         start = len(begin.args[0])  # pyright: ignore[reportArgumentType]
         whole = [join_nodes(graph, pieces) for pieces in inputs]
@@ -347,9 +349,7 @@ class _Cutting:
         with graph.inserting_before(_output_of(graph)):
             split = split_nodes(module, self.layout, _output_of(graph).args[0])  # pyright: ignore
             returned, stored = split[: len(split) - kept], split[len(split) - kept :]
-            sums = [
-                add_node(graph, aten.sum.dim_IntList, p, [1]) for some in returned for p in some
-            ]
+            sums = [add_node(graph, aten.sum.dim_IntList, p, [1]) for some in returned for p in some]
             total = reduce(partial(add_node, graph, aten.add.Tensor), sums)
             found = [join_nodes(graph, some) for some in returned]
             pairs = zip(own, (piece for some in stored for piece in some), strict=True)
@@ -386,9 +386,7 @@ def _is_fresh(node: Node) -> bool:
     while len(node.users) <= others and node.target is aten.view.default:
         node, others = node.args[0], 1  # pyright: ignore[reportAssignmentType]
     # What is computed in place has its storage elsewhere.
-    computed = node.target is aten.clone.default or (
-        is_pointwise(node) and storage_of(node) is node
-    )
+    computed = node.target is aten.clone.default or (is_pointwise(node) and storage_of(node) is node)
     return len(node.users) <= others and computed and value_of(node).is_contiguous()
 
 

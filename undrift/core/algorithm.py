@@ -19,8 +19,9 @@ from torch import Tensor
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import unknown
+from undrift.core.records import rebuild, tensors
 from undrift.core.rng import Distribution, Key, Purpose, draw_numbers
-from undrift.core.work import Work
+from undrift.core.work import Ones, Solver, Work
 
 Vec: TypeAlias = Tensor  # [D], or [S, D] for a cohort
 Col: TypeAlias = Tensor  # one number a client: [1], or [S, 1] for a cohort
@@ -32,7 +33,8 @@ class Cohort:
 
     `weights` are those of the mean (they sum to one); `share` is the part of the whole population's weight that took
     part, S/N when all clients weigh the same; `staleness` is the age, in rounds, of the model that each client worked
-    on; `lr` and `K` are the round's local step size and the (weighted) mean number of local steps.
+    on; `lr` and `K` are the round's local step size and the (weighted) mean number of local steps; `steps` are those of
+    each client.
     """
 
     round: int
@@ -44,6 +46,7 @@ class Cohort:
     lr: float
     K: float
     key: Key | None = None
+    steps: Tensor | None = None
 
     def random(self, like: Vec, distribution: Distribution = "normal", call: int = 0) -> Vec:
         """Random numbers of the shape of `like` for the server's step: standard normal, or "uniform" in [0, 1).
@@ -59,12 +62,20 @@ class Cohort:
 class Wire(Protocol):
     """What happens to an Up between a client and the server's sum: see `undrift.codecs`."""
 
+    def client(self, own: Any) -> Any:
+        """The state of a client that has not been visited yet: the method's own, and what the wire needs beside it."""
+        ...
+
     def client_of(self, state: Any) -> Any:
         """The method's own part of a client's state."""
         ...
 
-    def encode(self, up: Any, client: Any, state: Any, work: Work) -> tuple[Any, Any]:
-        """The payload that travels, and the client's new state."""
+    def encode(self, up: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        """The payload that travels, and what the wire keeps of it for the client's next visit."""
+        ...
+
+    def keep(self, own: Any, kept: Any) -> Any:
+        """The client's new state, of the method's own part and of what the wire keeps."""
         ...
 
     def decode(self, payload: Any) -> Any:
@@ -78,12 +89,16 @@ class Exchange:
 
     Most methods have one exchange per round, with the round's cohort.  Some have more: `to="everyone"` reaches all
     clients (an initialisation round that fills their states), `to="one"` a single client of the cohort, drawn uniformly.
+
+    Where the server keeps the sum of clients' states, both must agree on what was sent, whatever the wire makes of it:
+    `settle(client, missed)` is the client's new state if what arrived is its Up plus `missed`.
     """
 
     send: Callable[[Any], Any]
     local: Callable[[Any, Any, Work], tuple[Any, Any]]
     update: Callable[[Any, Any, Cohort], Any]
     to: Literal["cohort", "everyone", "one"] = "cohort"
+    settle: Callable[[Any, Any], Any] | None = None
     wire: Wire | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +110,16 @@ class Exchange:
         if self.wire is None:
             return self.local(down, state, work)
         up, client = self.local(down, self.wire.client_of(state), work)
-        return self.wire.encode(up, client, state, work)
+        return self.pack(up, client, state, work)
+
+    def pack(self, up: Any, client: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        """What of a visit travels, and the client's new state, of which `client` is the method's part."""
+        assert self.wire is not None
+        payload, kept = self.wire.encode(up, state, work)
+        if self.settle is not None:
+            arrived = zip(tensors(self.wire.decode(payload)), tensors(up), strict=True)
+            client = self.settle(client, rebuild(up, iter([a - sent for a, sent in arrived])))
+        return payload, self.wire.keep(client, kept)
 
 
 class Algorithm(Protocol):
@@ -140,12 +164,53 @@ class MayNeedEqualSteps(Protocol):
 
 
 @runtime_checkable
+class Settles(Protocol):
+    """A method whose clients must know what has arrived of what they sent: see `Exchange`."""
+
+    def settle(self, client: Any, missed: Any) -> Any: ...
+
+
+@runtime_checkable
+class MayNormalise(Protocol):
+    """A method that divides updates by numbers of steps with some of its hyper-parameters."""
+
+    @property
+    def normalises(self) -> bool: ...
+
+
+@runtime_checkable
 class Recounts(Protocol):
     """A method whose server keeps the sum of all clients' states and can rebuild it, where clients may lose theirs."""
 
     def recount(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         """The same server with that sum made from the mean state of the cohort, others being as `client(x)` makes them."""
         ...
+
+
+@runtime_checkable
+class HasDirection(Protocol):
+    """A method whose server forms a direction g that estimates the gradient of f at the model the round began with."""
+
+    def direction(self, server: Any) -> Vec:
+        """That of the last round."""
+        ...
+
+
+@runtime_checkable
+class HasControls(Protocol):
+    """A method whose clients keep control variates c_i that estimate their own gradients."""
+
+    def control(self, client: Any) -> Vec:
+        """c_i, a row for each client as in its state."""
+        ...
+
+
+@runtime_checkable
+class AveragesRounds(Protocol):
+    """A method whose momentum is a mean over the last tau rounds."""
+
+    @property
+    def averaged_rounds(self) -> int: ...
 
 
 @runtime_checkable
@@ -164,7 +229,8 @@ def usual(algorithm: Algorithm) -> Exchange:
     >>> usual(ud.FedAvg()).to
     'cohort'
     """
-    return Exchange(algorithm.send, algorithm.local, algorithm.update)
+    settle = getattr(algorithm, "settle", None)  # an isinstance of Settles takes longer than a round may
+    return Exchange(algorithm.send, algorithm.local, algorithm.update, settle=settle)
 
 
 def exchanges_of(algorithm: Algorithm, t: int) -> tuple[Exchange, ...]:
@@ -174,9 +240,20 @@ def exchanges_of(algorithm: Algorithm, t: int) -> tuple[Exchange, ...]:
     >>> len(exchanges_of(ud.FedAvg(), 0)), len(exchanges_of(ud.FedAvg(), 1))
     (0, 1)
     """
-    own = getattr(
-        algorithm, "exchanges", None
-    )  # an isinstance of HasExchanges takes longer than a round may
+    own = getattr(algorithm, "exchanges", None)  # an isinstance of HasExchanges takes longer than a round may
     if own is not None:
         return own(t)
     return (usual(algorithm),) if t > 0 else ()
+
+
+def trial_up(exchange: Exchange, algorithm: Algorithm, x: Vec) -> Any:
+    """What a client sends in this exchange, looked at for its form: all gradients are ones, no data are touched.
+
+    >>> import torch, undrift as ud
+    >>> trial_up(usual(ud.FedAvg()), ud.FedAvg(), torch.zeros(2))
+    Up(delta=tensor([1., 1.]))
+    """
+    problem: Any = Ones(x)
+    work = Work(problem, Solver(lr=1.0), [0], [1], Key(0, 1), single=True)
+    up, _ = exchange.local(exchange.send(algorithm.server(x)), algorithm.client(x), work)
+    return up

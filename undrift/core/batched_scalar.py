@@ -42,9 +42,7 @@ class BatchedScalar:
         return BatchedScalar(self.values[rows])
 
     def _refuse(self, *_: Any) -> Any:
-        raise NotBatchable(
-            "it asks whether a number is zero or how large it is, which differs between the runs"
-        )
+        raise NotBatchable("it asks whether a number is zero or how large it is, which differs between the runs")
 
     __bool__ = __float__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
@@ -53,9 +51,7 @@ class BatchedScalar:
             return BatchedScalar(f(self.values, other.values))
         if isinstance(other, int | float) or (isinstance(other, Tensor) and other.dim() == 0):
             return BatchedScalar(f(self.values, other))
-        return (
-            f(self.values.to(other.dtype), other) if isinstance(other, Tensor) else NotImplemented
-        )
+        return f(self.values.to(other.dtype), other) if isinstance(other, Tensor) else NotImplemented
 
     def __neg__(self) -> "BatchedScalar":
         return BatchedScalar(-self.values)

@@ -1,7 +1,12 @@
 """What can go wrong, in the user's words: what was got, what is allowed, what to do."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any, TypeAlias
 
 
 class InvalidInput(ValueError):
@@ -33,16 +38,114 @@ class WorkersLost(RuntimeError):
     """On a cluster: a worker, and those put in its place, were lost again and again."""
 
 
+LONGEST, LONGEST_NAME = 500, 60  # characters of a message, and of a name in one
+FEW = 12  # names that an error lists although it has a suggestion
+
+
 def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
     """The error for a name that is not there, with the nearest one that is.
 
-    >>> print(unknown("method", "scafold", ["fedavg", "scaffold"]))
-    unknown method 'scafold'; did you mean 'scaffold'? Known: fedavg, scaffold
+    >>> print(unknown("method", "fedagv", ["fedavg", "fednag"]))
+    unknown method 'fedagv'; did you mean 'fedavg'? Known: fedavg, fednag
     """
     known = sorted(known)
-    near = get_close_matches(got, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return InvalidInput(f"unknown {kind} {got!r}{hint} Known: {', '.join(known)}")
+    got = shortened(str(got), LONGEST_NAME)
+    near = _nearest(got, known) if len(got) < LONGEST_NAME else None
+    hint = f"; did you mean {near!r}?" if near else "."
+    names = f" Known: {', '.join(known)}" if len(known) <= FEW or (not near and len(known) <= 2 * FEW) else ""
+    if not near and not names:
+        names = (
+            f" There are {len(known)}, such as {', '.join(known[:: len(known) // 4][:4])}: `undrift list` shows them"
+        )
+    return InvalidInput(f"unknown {kind} {got!r}{hint}{names}")
+
+
+def known_name(kind: str, got: str, known: Iterable[str]) -> str:
+    """The name that is meant, in whatever case and with whatever between its words; InvalidInput if there is none.
+
+    >>> names = ["fedavg", "fedavgm", "fedavg-m", "scaffold-m"]
+    >>> [known_name("method", got, names) for got in ("FedAvg", "FedAvg-M", "FedAvgM", "SCAFFOLD_M", "ScaffoldM")]
+    ['fedavg', 'fedavg-m', 'fedavgm', 'scaffold-m', 'scaffold-m']
+    """
+    known = list(known)
+    if got in known:
+        return got
+    spelled = re.sub(r"[\s_.-]+", "-", str(got).strip()).casefold()
+    for same in (lambda name: name.casefold().replace("_", "-"), lambda name: re.sub(r"\W|_", "", name).casefold()):
+        found = [name for name in known if same(name) == same(spelled)]
+        if len(found) == 1:
+            return found[0]
+    raise unknown(kind, got, known)
+
+
+def _nearest(got: str, known: Sequence[str]) -> str | None:
+    """The name with the fewest slips of the fingers between, at most one in three letters; else one that looks alike."""
+    typed = got.casefold()
+    slips = {name: _slips(typed, name.casefold()) for name in known}
+    alike = lambda name: SequenceMatcher(None, typed, name.casefold()).ratio()
+    best = min(slips, key=lambda name: (slips[name], -alike(name)), default=None)
+    if best is not None and slips[best] <= max(1, len(got) // 3):
+        return best
+    return next(iter(get_close_matches(typed, known, n=1)), None)
+
+
+def _slips(a: str, b: str) -> int:
+    """Letters left out, put in, replaced, or exchanged with their neighbour (optimal string alignment).
+
+    >>> _slips("fedagv", "fedavg"), _slips("fedagv", "fednag"), _slips("", "abc")
+    (1, 2, 3)
+    """
+    before, last = [], list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (x != y)))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                row[j] = min(row[j], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1]
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """A text whose middle is left out if it is long, as one with what somebody has typed may be.
+
+    >>> shortened("x" * 99 + "!", 20)
+    'xxxxxxxxxxxx...xxxx!'
+    """
+    return text if len(text) <= most else f"{text[: most * 3 // 5]}...{text[3 - most * 2 // 5 :]}"
+
+
+# How settings are called where the user is: what Python has, and the keys of an experiment that say the same.
+Voice: TypeAlias = Callable[[str, Mapping[tuple[str, ...], Any]], str]
+_voice: ContextVar[Voice] = ContextVar("voice", default=lambda python, keys: python)
+
+
+def setting(python: str, **keys: Any) -> str:
+    """A setting as the user knows it: in Python as given; in a file, or on a command line, by its keys.
+
+    >>> setting("ud.Everyone()", participation__scheme="everyone")
+    'ud.Everyone()'
+    >>> with speaking(as_keys):
+    ...     setting("ud.Everyone()", participation__scheme="everyone"), setting("S", participation__per_round=...)
+    ('participation.scheme = "everyone"', 'participation.per_round')
+    """
+    return _voice.get()(python, {tuple(key.split("__")): value for key, value in keys.items()})
+
+
+@contextmanager
+def speaking(voice: Voice) -> Iterator[None]:
+    """Settings are called so while this is entered."""
+    token = _voice.set(voice)
+    try:
+        yield
+    finally:
+        _voice.reset(token)
+
+
+def as_keys(python: str, keys: Mapping[tuple[str, ...], Any]) -> str:
+    """As a file of an experiment has them."""
+    said = ((".".join(key), value) for key, value in keys.items())
+    return " and ".join(key if value is ... else f"{key} = {json.dumps(value)}" for key, value in said)
 
 
 def first_line(error: Exception) -> str:

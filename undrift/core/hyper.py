@@ -1,5 +1,6 @@
 """Methods by name, and hyper-parameters that know what they may be."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -7,7 +8,7 @@ from inspect import signature
 from numbers import Integral, Real
 from typing import Any, TypeVar, dataclass_transform
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, known_name, unknown
 
 AlgorithmT = TypeVar("AlgorithmT")
 
@@ -20,12 +21,15 @@ class Spec:
     paper: str
     everyone: bool = False  # defined for full participation only
     equal_steps: bool = False  # defined only if all clients make the same number of steps
-    local_momentum: bool = (
-        False  # a client optimiser, ud.Local(optimiser=...), is meaningful with it
-    )
-    linear_optimiser: bool = False  # ... if its steps are linear in the gradients
+    local_momentum: bool = False  # a client optimiser, ud.Local(optimiser=...), is meaningful with it
+    linear_optimiser: bool = False  # takes a client optimiser whose steps are linear in the gradients
+    control_variates: bool = False  # takes one whose steps are in proportion to the gradients, which are corrected
     adds_states: bool = False  # its server keeps the weighted sum of all clients' states
     divides_by_lr: bool = False  # not defined for a local step size of zero
+    local_models: bool = True  # its clients move local models, which start from the server's
+    normalises: bool = (
+        False  # what clients send is divided by their numbers of steps, so that all count by weight alone
+    )
     reading: bool = False  # no authoritative text at hand: the rule is our reading of it
 
 
@@ -45,11 +49,7 @@ def spec_of(algorithm: Any) -> Spec:
     'Mine'
     """
     known = getattr(algorithm, "spec", None)
-    return (
-        known
-        if isinstance(known, Spec)
-        else Spec(type(algorithm).__name__, "", local_momentum=True)
-    )
+    return known if isinstance(known, Spec) else Spec(type(algorithm).__name__, "", local_momentum=True)
 
 
 METHODS: dict[str, Entry] = {}
@@ -65,9 +65,7 @@ def hyper(*, default: Any = ..., within: str = "", among: tuple[Any, ...] = ()) 
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(hyper, field))
-def algorithm(
-    name: str, paper: str, **spec: bool
-) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
+def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
     """Make a class a method: a frozen dataclass of checked hyper-parameters, known by its name.
 
     >>> @algorithm("half-fedavg", "an example")
@@ -85,7 +83,7 @@ def algorithm(
 
         def check(self: Any) -> None:
             for f in fields(self):
-                check_value(name, f.name, getattr(self, f.name), f.type, f.default, **f.metadata)
+                check_value(name, f.name, vars(self)[f.name], f.type, f.default, **f.metadata)
             if own is not None:
                 own(self)
 
@@ -146,9 +144,7 @@ def check_value(
         if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             kind = "whole number" if whole else "number"
             words = "".join(f" or {choice!r}" for choice in among)
-            raise InvalidInput(
-                f"{method}: {name} must be a {kind} in {within}{words}, got {value!r}"
-            )
+            raise InvalidInput(f"{method}: {name} must be a {kind} in {within}{words}, got {value!r}")
         if not inside(float(value), within):
             raise InvalidInput(f"{method}: {name} must lie in {within}, got {value}")
 
@@ -184,12 +180,44 @@ def build_method(what: str, make: Callable[..., Any], parameters: Mapping[str, A
     return make(**parameters)
 
 
+def build_named(kind: str, known: Mapping[str, Callable[..., Any]], given: str | Mapping[str, Any]) -> Any:
+    """Something by name, with parameters after a colon ("top-k:0.01,feedback") or as a section (name = "top-k", k = 0.01).
+
+    The first parameter needs no name, and a word by itself after it is a switch that is on.
+
+    >>> build_named("fraction", {"over": lambda top, under=1, negated=False: (top, under, negated)}, "over:3,negated")
+    (3, 1, True)
+    """
+    if isinstance(given, str):
+        name, _, rest = given.partition(":")
+        words = [word.strip() for word in rest.split(",")] if rest else []
+    else:
+        name, words = str(given.get("name")), []
+    name = known_name(kind, name, known)
+    make, parameters = known[name], {} if isinstance(given, str) else {k: v for k, v in given.items() if k != "name"}
+    names = list(signature(make).parameters)
+    for number, word in enumerate(words):
+        key, sign, text = word.partition("=")
+        if not sign and number == 0 and names and key not in names:
+            key, text = names[0], word
+        parameters[key] = _value(text) if text else True
+    return build_method(name, make, parameters)
+
+
+def _value(text: str) -> Any:
+    """A number, true or false; anything else is a word."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
 def method(name: str, **hyper_parameters: Any) -> Any:
     """The method of that name, as `ud.ScaffoldM(beta=0.2)` would give it.
 
-    >>> method("scaffold-m", beta=0.2)
-    ScaffoldM(beta=0.2, gamma=None, B=0, reparametrised=False)
+    >>> import undrift as ud
+    >>> ud.method("scaffold-m", beta=0.2)
+    ScaffoldM(beta=0.2, gamma=None, B=0, reparametrised=False, server_lr=1.0)
     """
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    name = known_name("method", name, METHODS)
     return build_method(name, METHODS[name].make, hyper_parameters)

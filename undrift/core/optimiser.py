@@ -1,18 +1,21 @@
 """Client optimisers: pairs of pure functions over flat vectors, as in Optax.
 
-    init(y)               -> state               what the optimiser remembers during a visit, a record of tensors
+    init(y)               -> state               what the optimiser remembers, a record of vectors and columns
     update(d, state, y)   -> direction, state    the local step is then y - lr * direction
 
 Plain SGD has no state and needs no optimiser.  The functions are called with one client's vectors `[D]` or with a cohort's
-`[S, D]`; like methods, they must treat rows apart.
+`[S, D]`; like methods, they must treat rows apart.  Those that have a name are in undrift/local/optimisers.py.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from undrift.core.batched_scalar import is_zero
 
 
 @runtime_checkable
@@ -60,3 +63,14 @@ class Pair:
     @property
     def linear(self) -> bool:
         return False
+
+
+def bias_correction(beta: Any, k: Tensor) -> Any:
+    """1 - beta^k, to full precision also where it is small: what k steps of an average that began at zero weigh.
+
+    >>> bias_correction(0.999, torch.tensor([1.0]))
+    tensor([0.0010])
+    """
+    if is_zero(beta):
+        return 1.0
+    return -torch.expm1(k * (math.log(beta) if isinstance(beta, float | int) else torch.log(beta)))

@@ -29,6 +29,17 @@ def record(cls: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True)(cls)
 
 
+class Beside:
+    """A record that holds another one, `own`, beside something else; the other's fields can be read as if they were its own."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "own":  # asked for while it is being made
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+
 @cache
 def field_names(kind: type) -> tuple[str, ...] | None:
     """The fields of a dataclass, None of any other class; cached, since records are taken apart several times per round."""
@@ -159,11 +170,13 @@ def form_of(message: Any) -> Any:
     return type(message), *map(form_of, inside.values() if inside else ())
 
 
-def fits(up: Any, client: Any, count: int, x: Tensor) -> bool:
-    """Whether all are vectors like the model, or single numbers, a row per client."""
+def fits(up: Any, client: Any, count: int, x: Tensor, own: int = 1) -> bool:
+    """Whether all are vectors like the model, or single numbers, a row per client; `own`: parameters that clients keep."""
+    widths = (x.numel(), 1)
     return all(
-        t.dim() == 2 and len(t) == count and t.shape[1] in (x.numel(), 1) and t.dtype == x.dtype
-        for t in (*tensors(up), *tensors(client))
+        t.dim() == 2 and len(t) == count and t.shape[1] in allowed and t.dtype == x.dtype
+        for message, allowed in ((up, widths), (client, (*widths, own)))
+        for t in tensors(message)
     )
 
 

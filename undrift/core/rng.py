@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     METHOD = 12  # what a method draws on clients
     SERVER = 13  # what it draws on the server
     CODEC = 14  # what a codec draws on clients
+    PRIVACY = 15  # noise for privacy, on clients or on the server
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,7 @@ def generator(purpose: Purpose, key: Key, client: int = 0) -> np.random.Generato
     """
     part = (key.exchange << 32) + key.loop
     counter = np.array([0, part, client, key.round], dtype=np.uint64)
-    return np.random.Generator(
-        np.random.Philox(key=np.array([key.seed, purpose], dtype=np.uint64), counter=counter)
-    )
+    return np.random.Generator(np.random.Philox(key=np.array([key.seed, purpose], dtype=np.uint64), counter=counter))
 
 
 class _Reused(local):
@@ -115,9 +114,5 @@ def draw_numbers(
     rows = np.empty((len(clients), *like.shape[1:]))
     for row, key, client in zip(rows, keys, clients, strict=True):
         random = stream(purpose, key, client, call)
-        row[...] = (
-            random.standard_normal(row.shape)
-            if distribution == "normal"
-            else random.random(row.shape)
-        )
+        row[...] = random.standard_normal(row.shape) if distribution == "normal" else random.random(row.shape)
     return torch.from_numpy(rows).to(device=like.device, dtype=like.dtype)

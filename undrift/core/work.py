@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from undrift.core.batched_scalar import is_zero
+from undrift.core.observe import LocalPath, Observed
 from undrift.core.optimiser import HeavyBall, Optimiser
+from undrift.core.records import rebuild, tensors
 from undrift.core.rng import Distribution, Key, Purpose, draw_numbers
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Solver:
     optimiser: Optimiser | None = None
     weight_decay: float = 0.0
     clip: float | None = None
+    replacement: bool = False  # every sample of a minibatch is drawn on its own
 
 
 class NoCommonRound(Exception):
@@ -49,15 +52,24 @@ class Work:
         key: Key,
         single: bool,
         rounds: Sequence[int] | None = None,  # each client's own, where they differ
+        path: LocalPath | None = None,  # follows local models, where a metric asks for it
     ):
         self.problem, self.solver, self.clients = problem, solver, clients
         self.steps, self.key, self.single, self.rounds = list(steps), key, single, rounds
+        self.path = path
         self.lr: Any = solver.lr
         self.K = self.column(steps)
         self._minibatches: Any = None
         self._k: int | None = None  # the step, inside a loop
         self._optimiser_state: Any = None
+        self.carried: Any = (
+            None  # the optimiser's state of earlier visits, if there is to be one, and after a loop the new one
+        )
         self._draws = 0  # how often the method has drawn random numbers
+        self.own_parameters: Tensor | None = (
+            None  # those of the client that do not travel, and after a loop the new ones
+        )
+        self._own_grad: Tensor | None = None  # theirs, of the first gradient of a step
 
     @property
     def t(self) -> int:
@@ -74,24 +86,43 @@ class Work:
         K = self.steps if steps is None else [steps] * len(self.clients)
         self.begin_loop(K)
         first_done, last_done, column = min(K), max(K), self.column(K)
-        carried = start
+        carried, path = start, self.path if steps is None else None
+        own_state: Any = None  # the optimiser's, of the client's own parameters
+        if path is not None:
+            path.begin(start[:1])
         for k in range(last_done):
             self._k, self._draws = k, 0
+            before = self._optimiser_state
+            if path is not None:
+                path.step(k, carried[:1])
+            self._own_grad = None
             new = step(*carried)
             new = (new,) if len(start) == 1 else new
+            if steps is None and self.own_parameters is not None:
+                own_state = self._step_own(own_state, column > k)
             if k >= first_done:
                 active = column > k
-                pairs = zip(new, carried, strict=True)
-                new = tuple(torch.where(active, after, before) for after, before in pairs)
+                new = tuple(torch.where(active, after, before) for after, before in zip(new, carried, strict=True))
+                if self.carried is not None:
+                    pairs = zip(tensors(self._optimiser_state), tensors(before), strict=True)
+                    self._optimiser_state = rebuild(before, iter([torch.where(active, *pair) for pair in pairs]))
             carried = new
         self._k, self._draws = None, 0
+        if self.carried is not None:
+            self.carried = self._optimiser_state
+        if path is not None:
+            path.end(carried[:1])
         return carried[0] if len(start) == 1 else carried
+
+    def observed(self, count: int) -> Observed | None:
+        """What was seen of the loops of the first `count` clients, if a metric asks for it."""
+        return None if self.path is None else self.path.seen(count)
 
     def begin_loop(self, K: Sequence[int]) -> Any:
         """Draw the minibatches of the next loop."""
-        self._minibatches = self._draw_minibatches(K)
+        self._minibatches = self.draw_minibatches(self.key, K)
         self.key = replace(self.key, loop=self.key.loop + 1)
-        self._optimiser_state = None
+        self._optimiser_state = self.carried
         return self._minibatches
 
     def grad(self, y: Tensor) -> Tensor:
@@ -99,12 +130,33 @@ class Work:
 
         Clipping, if asked for, comes before weight decay, as in a PyTorch training loop.
         """
+        y = self._whole(y)
         g = self.minibatch_grad(y)
         clip = self.solver.clip
         if clip is not None:
             norm = g.norm(dim=-1, keepdim=True)
             g = g * (clip / norm.clamp(min=clip))
-        return self._decayed(g, y)
+        g = self._decayed(g, y)
+        if self.own_parameters is None:
+            return g
+        g, own = g.split([y.shape[-1] - self.own_parameters.shape[-1], self.own_parameters.shape[-1]], -1)
+        self._own_grad = own if self._own_grad is None else self._own_grad
+        return g
+
+    def _whole(self, y: Tensor) -> Tensor:
+        """The shared parameters with the client's own, if it has any."""
+        return y if self.own_parameters is None else torch.cat([y, self.own_parameters], -1)
+
+    def _step_own(self, state: Any, active: Tensor) -> Any:
+        """A local step of the client's own parameters, along the first gradient that the method has asked for."""
+        before, d, optimiser = self.own_parameters, self._own_grad, self.solver.optimiser
+        assert before is not None
+        if d is None:  # the method asked for none
+            return state
+        if optimiser is not None:
+            d, state = optimiser.update(d, optimiser.init(before) if state is None else state, before)
+        self.own_parameters = torch.where(active, before - self.lr * d, before)
+        return state
 
     def minibatch_grad(self, y: Tensor) -> Tensor:
         """The gradient of the loss alone."""
@@ -114,7 +166,9 @@ class Work:
 
     def full_grad(self, x: Tensor) -> Tensor:
         """The gradient at x of the client's whole objective."""
-        return self._decayed(self.problem.full_grad(x, self.clients), x)
+        y = self._whole(x)
+        g = self._decayed(self.problem.full_grad(y, self.clients), y)
+        return g if self.own_parameters is None else g[..., : x.shape[-1]]
 
     def step(self, y: Tensor, d: Tensor, momentum: float | None = None) -> Tensor:
         """One step of the local solver along d: y - lr d, or along what the optimiser makes of d.
@@ -161,9 +215,7 @@ class Work:
         self._draws += 1
         return self.keyed_random(Purpose.METHOD, self.key, call, like, distribution)
 
-    def keyed_random(
-        self, purpose: Purpose, key: Key, call: int, like: Tensor, distribution: Distribution
-    ) -> Tensor:
+    def keyed_random(self, purpose: Purpose, key: Key, call: int, like: Tensor, distribution: Distribution) -> Tensor:
         """Random numbers with a row for each client of this visit, or with one client just its own."""
         rounds = self.rounds or [key.round] * len(self.clients)
         keys = [replace(key, round=t) for t in rounds]
@@ -191,11 +243,16 @@ class Work:
         column = torch.tensor(numbers, dtype=self.problem.x0.dtype, device=self.problem.x0.device)
         return column if self.single else column.unsqueeze(1)
 
-    def _draw_minibatches(self, K: Sequence[int]) -> Any:
+    def draw_minibatches(self, key: Key, K: Sequence[int]) -> Any:
+        """Minibatches of a loop of so many steps of each client."""
         problem: Any = self.problem
+        clients, batch = self.clients, self.solver.batch
+        if self.solver.replacement:
+            rounds = self.rounds or [key.round] * len(clients)
+            return problem.draw_with_replacement(key, rounds, clients, K, batch)
         if self.rounds is None:
-            return problem.draw(self.key, self.clients, K, self.solver.batch)
-        return problem.draw_each(self.key, self.rounds, self.clients, K, self.solver.batch)
+            return problem.draw(key, clients, K, batch)
+        return problem.draw_each(key, self.rounds, clients, K, batch)
 
     def _decayed(self, g: Tensor, y: Tensor) -> Tensor:
         decay = self.solver.weight_decay
@@ -203,7 +260,7 @@ class Work:
 
 
 class Ones:
-    """The problem behind `Work.unit`."""
+    """The problem behind `Work.unit`, and behind visits whose records are looked at only for their form."""
 
     def __init__(self, x0: Tensor):
         self.x0 = x0
@@ -214,5 +271,10 @@ class Ones:
     def draw_each(self, *given: Any) -> None:
         return None
 
+    draw_with_replacement = draw_each
+
     def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:
         return torch.ones_like(y)
+
+    def full_grad(self, x: Tensor, clients: Sequence[int]) -> Tensor:
+        return torch.ones_like(x)

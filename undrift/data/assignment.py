@@ -60,6 +60,15 @@ class ClientIndices:
     def N(self) -> int:
         return len(self.starts)
 
+    def held(self, n: int) -> np.ndarray:
+        """Which of n samples some client holds, as a mask."""
+        held = np.zeros(n, dtype=bool)
+        edges = np.zeros(len(self.index) + 1, dtype=np.int64)
+        np.add.at(edges, self.starts, 1)
+        np.add.at(edges, self.starts + self.sizes, -1)
+        held[self.index[np.cumsum(edges)[:-1] > 0]] = True
+        return held
+
     def of(self, client: int) -> np.ndarray:
         """The samples of one client."""
         start = self.starts[client]
@@ -91,9 +100,7 @@ def assign_clients(clients: Any, samples: Samples, seed: int = 0) -> ClientIndic
     if isinstance(clients, SupportsArray):
         return group_by_client(_check_names(np.asarray(clients), samples.n))
     if isinstance(clients, Partition) and not isinstance(clients, str):
-        return replace(
-            assign_clients(clients.split(samples, seed), samples), partition=repr(clients)
-        )
+        return replace(assign_clients(clients.split(samples, seed), samples), partition=repr(clients))
     if isinstance(clients, ClientIndices):
         return _check_indices(clients, samples.n)
     if not isinstance(clients, Sequence) or isinstance(clients, str) or not clients:
@@ -153,7 +160,7 @@ def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
 
         def check_parameters(self: Any) -> None:
             for f in fields(self):
-                value = getattr(self, f.name)
+                value = vars(self)[f.name]
                 check_value(cls.__name__, f.name, value, f.type, f.default, **f.metadata)
             if own_check is not None:
                 own_check(self)
@@ -186,15 +193,11 @@ def _check_class(name: str, cls: Any) -> None:
     if "__dataclass_fields__" in vars(cls):
         raise InvalidInput(f"partition {name!r}: leave out @dataclass, @ud.partition adds it")
     if taken := RESERVED & vars(cls).get("__annotations__", {}).keys():
-        raise InvalidInput(
-            f"partition {name!r}: {min(taken)} is a word of experiments, name the parameter otherwise"
-        )
+        raise InvalidInput(f"partition {name!r}: {min(taken)} is a word of experiments, name the parameter otherwise")
     check_name("partition", name, PARTITIONS.get(name), cls)
 
 
-def _check_split(
-    returned: Any, samples: Samples, parameters: Mapping[str, Any], exact: bool
-) -> ClientIndices:
+def _check_split(returned: Any, samples: Samples, parameters: Mapping[str, Any], exact: bool) -> ClientIndices:
     """What `split` returned, as indices: as many clients as were asked for, every sample held once if `exact`."""
     if isinstance(returned, list | tuple) and not returned:
         raise InvalidInput("split returned no clients")
@@ -232,9 +235,7 @@ def _check_names(names: np.ndarray, n: int) -> np.ndarray:
     elif names.dtype.kind == "f":
         absent = ~np.isfinite(names)
     if absent.any():
-        raise InvalidInput(
-            f"clients: sample {int(np.argmax(absent))} has no client: drop it or name one"
-        )
+        raise InvalidInput(f"clients: sample {int(np.argmax(absent))} has no client: drop it or name one")
     if names.shape != (n,):
         raise InvalidInput(
             f"clients: got an array of shape {list(names.shape)} for {n} samples; "
@@ -248,9 +249,7 @@ def _check_list(client: int, samples: np.ndarray, n: int) -> np.ndarray:
     if samples.dtype == bool and samples.shape == (n,):
         return np.flatnonzero(samples)
     if samples.ndim != 1:
-        raise InvalidInput(
-            f"client {client}: give a list of sample numbers, got {samples.ndim} dimensions"
-        )
+        raise InvalidInput(f"client {client}: give a list of sample numbers, got {samples.ndim} dimensions")
     if len(samples) and samples.dtype.kind not in "iu":
         raise InvalidInput(f"client {client}: sample numbers must be whole, got {samples.dtype}")
     return samples.astype(np.int64)

@@ -1,10 +1,11 @@
 """The partitions that come with the package: which client holds which sample, from a seed and nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, setting
 from undrift.core.hyper import hyper
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data.assignment import (
@@ -22,10 +23,12 @@ class IID:
     """Shuffled and dealt out; sizes differ by at most one.
 
     With `size`, every client holds that many samples and clients may share some: any number of clients over any data.
+    With shared=False they share none, and what is left belongs to nobody.
     """
 
     N: int = hyper(within="[1, inf)")
     size: int | None = hyper(default=None, within="[1, inf)")
+    shared: bool = hyper(default=True, among=(False, True))
 
     def split(self, samples: Samples, seed: int) -> ClientIndices:
         n, random = samples.n, _random(seed)
@@ -35,6 +38,10 @@ class IID:
             return ClientIndices.from_sizes(order, _equal_sizes(n, self.N))
         if self.size > n:
             raise InvalidInput(f"IID: a client cannot hold {self.size} of {n} samples")
+        if not self.shared:
+            if self.N * self.size > n:
+                raise InvalidInput(f"IID: {self.N} clients of {self.size} samples share some, there are {n}")
+            return ClientIndices.from_sizes(order, np.full(self.N, self.size))
         starts = random.integers(n, size=self.N)
         return ClientIndices(np.concatenate([order, order]), starts, np.full(self.N, self.size))
 
@@ -160,9 +167,7 @@ class ClassesPerClient:
         lists: list[list[np.ndarray]] = [[] for _ in range(self.N)]
         for c, (pool, clients) in enumerate(zip(pools, holders, strict=True)):
             if not clients or len(pool) < len(clients):
-                raise InvalidInput(
-                    f"ClassesPerClient: class {c} has {len(pool)} samples for {len(clients)} clients"
-                )
+                raise InvalidInput(f"ClassesPerClient: class {c} has {len(pool)} samples for {len(clients)} clients")
             for client, part in zip(clients, np.array_split(pool, len(clients)), strict=True):
                 lists[client].append(part)
         return ClientIndices.from_lists([np.concatenate(parts) for parts in lists])
@@ -229,17 +234,37 @@ class FeatureSkew:
 class Natural:
     """The clients that the data name themselves: writers, speakers, people, hospitals.
 
-    `at_least` leaves out clients with fewer samples.
+    at_least   clients with fewer samples are left out
+    at_most    of a client with more, so many are drawn
+    choose     so many clients are drawn; all if None
+
+    Zaccone et al. 2025, C.1, have Shakespeare by role as Natural(at_least=2000, at_most=2000, choose=100), and IID as
+    IID(100, size=2000, shared=False).
     """
 
-    at_least: int = 1
+    at_least: int = hyper(default=1, within="[1, inf)")
+    at_most: int | None = hyper(default=None, within="[1, inf)")
+    choose: int | None = hyper(default=None, within="[1, inf)")
 
     def split(self, samples: Samples, seed: int) -> ClientIndices:
         if samples.natural is None:
             raise InvalidInput(
-                "Natural: these data name no clients; use a partition, or give a client for every sample"
+                f"{setting('Natural', clients__partition='natural')}: these data name no clients; use a partition, "
+                "or give a client for every sample"
             )
-        return group_by_client(samples.natural, self.at_least)
+        parts, random = group_by_client(samples.natural, self.at_least), _random(seed)
+        if self.choose is not None:
+            if self.choose > parts.N:
+                raise InvalidInput(
+                    f"Natural: {parts.N} clients have at least {self.at_least} samples, asked for are {self.choose}"
+                )
+            some = np.sort(random.choice(parts.N, self.choose, replace=False))
+            names = None if parts.names is None else parts.names[some]
+            parts = ClientIndices(parts.index, parts.starts[some], parts.sizes[some], names)
+        if self.at_most is None:
+            return parts
+        lists = [np.sort(random.permutation(parts.of(i))[: self.at_most]) for i in range(parts.N)]
+        return replace(ClientIndices.from_lists(lists), names=parts.names)
 
 
 def _random(seed: int) -> np.random.Generator:
@@ -248,7 +273,7 @@ def _random(seed: int) -> np.random.Generator:
 
 def _check_enough(n: int, N: int) -> None:
     if not 1 <= N <= n:
-        raise InvalidInput(f"{n} samples can be dealt to 1 to {n} clients, got {N}")
+        raise InvalidInput(f"{n} samples can be dealt to 1 to {n} clients, got {setting(f'{N}', clients__number=N)}")
 
 
 def _equal_sizes(n: int, N: int) -> np.ndarray:
@@ -267,9 +292,7 @@ def _shuffled_classes(samples: Samples, random: np.random.Generator, name: str) 
     return np.split(order, np.cumsum(counts)[:-1])
 
 
-def _draw_counts(
-    size: int, mixture: np.ndarray, left: np.ndarray, random: np.random.Generator
-) -> np.ndarray:
+def _draw_counts(size: int, mixture: np.ndarray, left: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """How many samples to take of each class: a multinomial draw, what is not there drawn again from the rest."""
     take = np.zeros_like(left)
     while (missing := size - take.sum()) > 0:  # at least one class runs out each time

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, known_name, unknown
+from undrift.data.trees import Tree, leaves, sample_count
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
@@ -25,7 +26,8 @@ IGNORED = -100  # a target to leave out, as torch's losses have it
 class Data:
     """A data set in memory: one compact copy; `prepare` turns a batch of it into model inputs.
 
-    train, test     inputs and targets; uint8 images, integer codes or float32 tables; class targets are int64
+    train, test     inputs and targets; uint8 images, integer codes or float32 tables, or a dict or tuple of such inputs;
+                    class targets are int64
     clients         the natural client of every training sample, 0 to n - 1, or None if there is none
     test_clients    likewise for test samples; -1 is a client that is not in train
     client_names    what the source calls client 0, 1, ...
@@ -36,13 +38,13 @@ class Data:
     """
 
     name: str
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None
+    train: tuple[Tree, Tensor]
+    test: tuple[Tree, Tensor] | None
     clients: Tensor | None = None
     test_clients: Tensor | None = None
     client_names: tuple[str, ...] = ()
     classes: int | None = None
-    prepare: Callable[[Tensor], Tensor] | None = None
+    prepare: Callable[[Any], Any] | None = None
     checksums: dict[str, str] = field(default_factory=dict)
     about: str = ""
 
@@ -56,17 +58,20 @@ class Data:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """A registered data set: the function that reads it, its source and licence."""
+    """A registered data set: the function that reads it, its source and licence, how many clients it names itself."""
 
     read: Callable[..., Data]
     about: str
+    clients: int | None = None
 
 
 DATASETS: dict[str, DatasetEntry] = {}
 
 
-def dataset(name: str, about: str = "") -> Callable[[Reader], Reader]:
+def dataset(name: str, about: str = "", clients: int | None = None) -> Callable[[Reader], Reader]:
     """Register a function that returns a `Data` as a data set that `load` and experiments know by name.
+
+    `clients` says that the data have natural clients, and how many: experiments take those by default.
 
     >>> @dataset("coin", about="an example")
     ... def coin(tosses: int = 4) -> Data:
@@ -81,7 +86,7 @@ def dataset(name: str, about: str = "") -> Callable[[Reader], Reader]:
     def register(read: Reader) -> Reader:
         known = DATASETS.get(name)
         check_name("data set", name, known and known.read, read)
-        DATASETS[name] = DatasetEntry(read, about)
+        DATASETS[name] = DatasetEntry(read, about, clients)
         return read
 
     return register
@@ -98,20 +103,18 @@ def load(name: str, **options: Any) -> Data:
     >>> data.prepare(data.train[0][:2]).dtype
     torch.float32
     """
+    name = known_name("data set", name, DATASETS)
     check_options(name, options)
     entry = DATASETS[name]
     data = entry.read(**options)
     if not isinstance(data, Data):
-        raise InvalidInput(
-            f"data set {name!r}: its reader must return a ud.Data, got {type(data).__name__}"
-        )
+        raise InvalidInput(f"data set {name!r}: its reader must return a ud.Data, got {type(data).__name__}")
     return data if data.about else replace(data, about=entry.about)
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
     """Refuse a data set that is not known, and an option that its reader does not have."""
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
+    name = known_name("data set", name, DATASETS)
     allowed = signature(DATASETS[name].read).parameters
     for option in options:
         if not allowed:
@@ -126,14 +129,13 @@ def check_name(kind: str, name: str, known: Any, new: Any) -> None:
         raise InvalidInput(f"there is a {kind} {name!r} already: choose another name")
 
 
-def _check_samples(data: Data, part: str, pair: tuple[Tensor, Tensor]) -> None:
+def _check_samples(data: Data, part: str, pair: tuple[Tree, Tensor]) -> None:
     inputs, targets = pair
-    if len(inputs) != len(targets) or len(inputs) == 0:
+    if sample_count(inputs) != len(targets) or len(targets) == 0:
         raise InvalidInput(
-            f"{data.name}: {part} has {len(inputs)} inputs and {len(targets)} targets: "
-            "give one target per input"
+            f"{data.name}: {part} has {sample_count(inputs)} inputs and {len(targets)} targets: give one target per input"
         )
-    for what, values in (("inputs", inputs), ("targets", targets)):
+    for what, values in [("targets", targets), *(("inputs", each) for each in leaves(inputs))]:
         if values.is_floating_point() and not bool(values.isfinite().all()):
             raise InvalidInput(f"{data.name}: {part} {what} have NaN or Inf: clean the source file")
     if data.classes is None:
@@ -143,20 +145,17 @@ def _check_samples(data: Data, part: str, pair: tuple[Tensor, Tensor]) -> None:
     labels = targets[targets != IGNORED]
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= data.classes:
-        raise InvalidInput(
-            f"{data.name}: {part} labels go from {low} to {high}, allowed are 0 to {data.classes - 1}"
-        )
+        raise InvalidInput(f"{data.name}: {part} labels go from {low} to {high}, allowed are 0 to {data.classes - 1}")
 
 
 def _check_clients(
-    data: Data, what: str, clients: Tensor | None, pair: tuple[Tensor, Tensor] | None, lowest: int
+    data: Data, what: str, clients: Tensor | None, pair: tuple[Tree, Tensor] | None, lowest: int
 ) -> None:
     if clients is None:
         return
-    if pair is None or clients.dtype != torch.int64 or clients.shape != (len(pair[0]),):
+    if pair is None or clients.dtype != torch.int64 or clients.shape != (len(pair[1]),):
         raise InvalidInput(
-            f"{data.name}: {what} must be int64, one per sample, "
-            f"got {clients.dtype} of shape {list(clients.shape)}"
+            f"{data.name}: {what} must be int64, one per sample, got {clients.dtype} of shape {list(clients.shape)}"
         )
     low, high, names = int(clients.min()), int(clients.max()), len(data.client_names)
     if low < lowest or high >= names:

@@ -14,14 +14,17 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from http.client import HTTPException
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from undrift.core.bounds import check_file, check_memory
 from undrift.core.errors import InvalidInput
 
 TIMEOUT = 60.0  # seconds without an answer
 GZIP = b"\x1f\x8b"
+UNPACKED_AT_LEAST, UNPACKED_TIMES = 2**26, 100  # bytes that any archive may unpack to, and as a multiple of its own
 
 # tests replace it: takes (url, timeout=...) and returns a stream
 open_url: Callable[..., Any] = urlopen
@@ -114,21 +117,39 @@ def checksum(path: Path, algorithm: str = "sha256") -> str:
 def checksums(paths: Sequence[Path]) -> dict[str, str]:
     """File name -> sha256, for `Data.checksums`; with the folder in the name where two files have the same."""
     unique = len({path.name for path in paths}) == len(paths)
-    return {
-        path.name if unique else f"{path.parent.name}/{path.name}": checksum(path) for path in paths
-    }
+    return {path.name if unique else f"{path.parent.name}/{path.name}": checksum(path) for path in paths}
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file, unpacked if it is gzip (whatever its name)."""
+    check_file(path)
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error}): give a file that can") from error
+    if not content.startswith(GZIP):
+        return content
     try:
-        return gzip.decompress(content) if content.startswith(GZIP) else content
+        parts, size = [], 0
+        with gzip.GzipFile(fileobj=BytesIO(content)) as file:
+            while part := file.read(2**20):
+                parts.append(part)
+                size += len(part)
+                check_unpacked(path, size)
+        return b"".join(parts)
     except (EOFError, OSError, zlib.error) as error:
         raise damaged(path, error) from error
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Raise InvalidInput if an archive unpacks to far more than data do: one made to fill the memory."""
+    most = UNPACKED_AT_LEAST + UNPACKED_TIMES * path.stat().st_size
+    if size > most:
+        raise InvalidInput(
+            f"{path} has {path.stat().st_size:,} bytes and unpacks to more than {most:,}, which data do not: "
+            "get it again; if you trust it, unpack it yourself"
+        )
+    check_memory(f"{path}, unpacked,", size, "take a machine with more")
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -172,9 +193,7 @@ def _download(url: str, target: Path, known_hash: str | None) -> None:
 def _missing(dataset: str, file: str, known_hash: str | None, hint: str) -> DataMissing:
     published = f" ({known_hash.replace(':', ' ')})" if known_hash else ""
     searched = ", ".join(map(str, folders(dataset)))
-    configure = (
-        "" if os.environ.get("UNDRIFT_DATA") else ", or set UNDRIFT_DATA to a folder that has it"
-    )
+    configure = "" if os.environ.get("UNDRIFT_DATA") else ", or set UNDRIFT_DATA to a folder that has it"
     return DataMissing(
         f"{dataset}: the file {file}{published} is not on this machine; {hint or 'it has no home on the web'}. "
         f"Looked in {searched}: put it in one of them{configure}"

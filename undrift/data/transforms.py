@@ -20,8 +20,7 @@ class Normalise:
 
     def __call__(self, batch: Tensor) -> Tensor:
         mean, std = (
-            torch.tensor(v, dtype=torch.float32, device=batch.device)[:, None, None]
-            for v in (self.mean, self.std)
+            torch.tensor(v, dtype=torch.float32, device=batch.device)[:, None, None] for v in (self.mean, self.std)
         )
         return (batch.float() / self.scale - mean) / std
 

@@ -3,16 +3,18 @@
     undrift.deploy.server_app(experiment)          the server's half as a Flower ServerApp
     undrift.deploy.client_app(experiment, data)    a node's half as a ClientApp
 
-Only apps.py and flower.py import Flower, and only when an app is asked for.
+Only apps.py, flower.py, executor.py and flower_process.py import Flower, and only when they are needed.
 
     apps.py, flower.py       Flower's apps, and Flower as a link that carries messages
     serving.py               a deployed run, from the handshake to its last round
     transport.py             nodes as a transport of synchronous rounds; async_transport.py: of a buffered server
     node.py, state_store.py  a node's half, and its client states on disk
     fleet.py                 which node is which client          messages.py        what travels
-    checks.py, faults.py     answers that are refused            compatibility.py   nodes that are refused
+    checks.py, faults.py     the door: what is refused           compatibility.py   nodes that are refused
     problems.py              the problem as each side knows it   settings.py        how a run is held together
-    project.py, keys.py      what `undrift deploy` writes
+    project.py, keys.py      what `undrift deploy init`, `certificates` and `key` write
+    running.py               what `undrift deploy superlink` and `node` run: gateway.py lets nodes through and nobody
+                             else, executor.py answers with the apps of its own machine, flower_process.py is Flower
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,11 @@
 """Flower apps from experiments."""
 
 import logging
+import os
 from typing import Any
 
 from undrift.core.errors import InvalidInput
-from undrift.deploy.node import ReadSamples, answer_request
+from undrift.deploy.node import Answering, ReadSamples
 from undrift.deploy.serving import serve, single
 from undrift.deploy.settings import Deployment
 from undrift.experiments.config.experiment import Experiment
@@ -30,7 +31,8 @@ def server_app(experiment: Experiment) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        _talk()
+        log_to_stderr()
+        os.umask(0o077)  # a run tells of its clients: the owner's alone
         settings = Deployment.of(context.run_config)
         for _ in serve(experiment, FlowerLink(grid), settings):
             pass
@@ -50,20 +52,20 @@ def client_app(experiment: Experiment, data: ReadSamples | None = None) -> Clien
     from undrift.deploy.flower import from_records, to_records
 
     experiment = single(experiment)
-    app = ClientApp()
+    app, answering = ClientApp(), Answering(experiment, data)
 
     @app.train()
     @app.query()
     def answer(message: Message, context: Context) -> Message:
-        _talk()
+        log_to_stderr()
         asked = from_records(message.content)
-        reply: Any = to_records(answer_request(experiment, context.node_config, data, asked))
+        reply: Any = to_records(answering(context.node_config, asked))
         return Message(reply, reply_to=message)
 
     return app
 
 
-def _talk() -> None:
+def log_to_stderr() -> None:
     """What is logged goes to stderr, which Flower passes on."""
     log = logging.getLogger("undrift")
     if not log.handlers:

@@ -62,18 +62,27 @@ class FlowerBuffer:
             out = self.out.get(i)
             if out is None:
                 continue
-            if reply.kind == "lost" and not nodes.entangled:
-                nodes.faults.note(t, i, "lost its state and starts again")
+            loss = nodes.note_loss(i, reply, out.request, t)
+            if loss and not nodes.entangled:
                 self.out[i] = replace(out, request=restart_client(out.request))
                 nodes.fleet.ask(i, self.out[i].request)
                 continue
             del self.out[i]
-            if reply.kind == "lost":
+            if loss:
                 raise BufferedStatesLost(self, [i], t)
             nodes.read(found, i, reply, out.request, out.form, t)
             if i in found.good:
                 self.buffer[i] = replace(out, up=found.good.pop(i))
+        self._break_off(t)
         return Traffic(bytes_up=found.bytes_up, left_out=tuple(found.bad))
+
+    def _break_off(self, t: int) -> None:
+        """Clients on models that are too old by now are free again; what they answer is not heard."""
+        for held in (self.out, self.buffer):
+            for i in [i for i, each in held.items() if self.policy.is_late(t - 1 - each.version)]:
+                age = t - 1 - held.pop(i).version
+                self.nodes.fleet.forget([i])
+                self.nodes.faults.note(t, i, f"its update is {age} server steps old: thrown away")
 
     def is_full(self) -> bool:
         return len(self.buffer) >= self.policy.size
@@ -138,10 +147,7 @@ class FlowerBuffer:
             share=[float(plan.problem.weights[i]) for i in clients],
             staleness=ages,
         )
-        stamps = {
-            i: StateStamp.of(Stamp(each.version + 1, 1), plan.problem.x0)
-            for i, each in used.items()
-        }
+        stamps = {i: StateStamp.of(Stamp(each.version + 1, 1), plan.problem.x0) for i, each in used.items()}
         ups = {i: each.up for i, each in used.items()}
         (exchange,) = plan.exchanges(t)
         discount = discounts(plan.algorithm, clients, ages)
@@ -170,6 +176,9 @@ class FlowerBuffer:
 
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         raise RuntimeError("a buffered server has no cohorts")
+
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> None:
+        return self.nodes.of_everyone(exchange, server, key)
 
     def apply(self) -> None:
         self.nodes.apply()

@@ -43,15 +43,15 @@ def differences(server: Mapping[str, Any], node: Mapping[str, Any]) -> list[str]
     >>> differences(a, b)
     ['experiment.local.lr is 0.1 on the server and 0.2 on the node']
     """
-    return [
-        f"{path} is {_short(here)} on the server and {_short(there)} on the node"
-        for path, here, there in _differing(
-            "", {k: server.get(k) for k in FACTS}, {k: node.get(k) for k in FACTS}
-        )
+    found = _differing("", {k: server.get(k) for k in FACTS}, {k: node.get(k) for k in FACTS})
+    said = [
+        f"{path} is {_short(here)} on the server and {_short(there)} on the node" for path, here, there in found[:MOST]
     ]
+    return said if len(found) <= MOST else [*said, f"and {len(found) - MOST} more differences"]
 
 
 FACTS = ("undrift", "experiment", "model")
+MOST = 10  # differences that are told
 
 
 def _differing(path: str, here: Any, there: Any) -> list[tuple[str, Any, Any]]:
@@ -59,9 +59,7 @@ def _differing(path: str, here: Any, there: Any) -> list[tuple[str, Any, Any]]:
         return [
             found
             for key in sorted({*here, *there})
-            for found in _differing(
-                f"{path}.{key}" if path else str(key), here.get(key), there.get(key)
-            )
+            for found in _differing(f"{path}.{key}" if path else str(key), here.get(key), there.get(key))
         ]
     return [] if here == there else [(path, here, there)]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from undrift.core.errors import InvalidInput
+from undrift.deploy.checks import NAME, BadAnswer, printable, read_hello
 from undrift.deploy.compatibility import differences
 from undrift.deploy.messages import Envelope
 from undrift.deploy.settings import Deployment
@@ -124,30 +125,33 @@ class Fleet:
 
     def _judge(self, node: int, reply: Envelope, expected: set[str]) -> None:
         """Let a node in under its name, or refuse it and say why on both sides."""
-        facts = reply.header
-        self._met[node].facts, self._met[node].waits = facts, False
-        name = facts.get("name")
-        if reply.kind != "hello" or not isinstance(name, str):
-            called = name if isinstance(name, str) else self._there.get(node) or f"node {node}"
-            return self._refuse(node, called, [str(facts.get("reason", "it said no name"))])
-        reasons = [str(reason) for reason in facts.get("reasons", ())]
-        if not reasons:
-            reasons = differences(self.hello, facts)
-        samples, registered = facts.get("samples"), self._there.get(node, "")
-        if not isinstance(samples, int) or samples < 1:
-            reasons = reasons or ["it has no samples"]
+        self._met[node].facts, self._met[node].waits = {}, False
+        registered = self._there.get(node, "")
+        try:
+            hello = read_hello(reply, self.settings.most_samples)
+        except BadAnswer as bad:
+            claimed = reply.header.get("name")
+            claims = claimed if isinstance(claimed, str) and NAME.fullmatch(claimed) else ""
+            return self._refuse(node, claims or registered or f"node {node}", [str(bad)])
+        name, samples = hello.name, hello.samples
+        reasons = list(hello.reasons) or differences(self.hello, hello.facts)
         if registered and registered != name:
-            reasons.append(
-                f"it calls itself {name}, its key was registered with the name {registered}"
-            )
+            reasons.append(f"it calls itself {name}, its key was registered with the name {registered}")
+        if not registered and self.settings.named_keys:
+            reasons.append(f"its key was registered without a name: flwr supernode register --name {name}")
+        if not registered and name in self._there.values():
+            reasons.append(f"it calls itself {name}, which is the name of another key")
         if expected and name not in expected:
-            reasons.append(f"{name} is none of the clients: {', '.join(sorted(expected))}")
+            reasons.append(f"{name} is none of the clients: {printable(', '.join(sorted(expected)))}")
         before = self.samples.get(name, samples)
-        if samples != before:
+        if samples != before and not reasons:
             reasons.append(f"it has {samples} samples and had {before} when the run began")
         if reasons:
             return self._refuse(node, name, reasons)
         other = self._node.get(name)
+        if other is not None and registered and self._there.get(other) == "":  # the name is this key's
+            self._refuse(other, name, [f"it calls itself {name}, which is the name of another key"])
+            other = None
         if other is not None and other != node and other in self._there:
             reasons.append(f"two nodes are called {name}: give each a name of its own")
             self._met[node].waits = bool(self.names)  # in a run it may be the same node, restarted
@@ -157,7 +161,7 @@ class Fleet:
             return self._refuse(node, name, reasons)
         if other != node:
             log.info("%s is here, with %d samples", name, samples)
-        self._node[name], self.samples[name] = node, int(samples or 0)
+        self._node[name], self.samples[name] = node, samples
         asked = self._asked.get(self.names.index(name)) if name in self.names else None
         if asked is not None:
             asked.again = self.link.now()  # it is back, and has forgotten what it was asked

@@ -5,34 +5,37 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
+import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from undrift.deploy.messages import Envelope
+from undrift.deploy.checks import BadAnswer, RawArray, parse_envelope, printable
+from undrift.deploy.messages import Envelope, to_bytes
 
 UNSENT = "unsent "
+RAW = "undrift.raw"  # arrays travel as their bytes: there is nothing to parse, and bfloat16 is a dtype as any other
 FAILED = (1, 2, 7)  # the app could not be loaded, raised an error, or is not trusted by the node
 
 
 def to_records(envelope: Envelope) -> RecordDict:
     """An envelope as Flower's records: words as JSON, tensors as arrays."""
     words: Any = {"kind": envelope.kind, "header": json.dumps(envelope.header)}
-    arrays = {name: Array(t.detach().cpu().numpy()) for name, t in envelope.arrays.items()}
+    arrays = {
+        name: Array(str(t.dtype).removeprefix("torch."), tuple(t.shape), RAW, to_bytes(t))
+        for name, t in envelope.arrays.items()
+    }
     return RecordDict({"header": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
 
 
 def from_records(records: RecordDict) -> Envelope:
     """The envelope in Flower's records; of what is no envelope, one of kind "failed" that says so."""
     try:
-        about: Any = records["header"]
-        arrays: Any = records["arrays"]
-        words = json.loads(about["header"])
-        if not isinstance(words, dict):
-            raise TypeError("its words are no words")
-        found = {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
-        return Envelope(str(about["kind"]), words, found)
-    except (KeyError, TypeError, ValueError) as error:
-        return Envelope("failed", {"reason": f"not a message of undrift's ({error})"})
+        about, arrays = records.get("header"), records.get("arrays")
+        if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+            raise BadAnswer("not a message of undrift's: it has no header or no arrays")
+        raw = {name: RawArray(array.dtype, array.shape, array.data) for name, array in arrays.items()}
+        return parse_envelope(about.get("kind"), about.get("header"), raw)
+    except BadAnswer as bad:
+        return Envelope("failed", {"reason": str(bad)})
 
 
 class FlowerLink:
@@ -51,20 +54,29 @@ class FlowerLink:
         kind = "train" if envelope.kind in ("work", "state") else "query"
         round = envelope.header.get("visit", {}).get("round", "")
         (ticket,) = self.grid.push_messages([Message(records, node, kind, group_id=str(round))])
-        return (
-            ticket or f"{UNSENT}{node}"
-        )  # a node that is gone is asked again as one that does not answer
+        return ticket or f"{UNSENT}{node}"  # a node that is gone is asked again as one that does not answer
 
     def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope]]:
-        sent = [ticket for ticket in tickets if not ticket.startswith(UNSENT)]
-        for reply in self.grid.pull_messages(sent) if sent else ():
-            ticket = reply.metadata.reply_to_message_id
-            if reply.has_error():
-                kind = "failed" if reply.error.code in FAILED else "absent"
-                yield ticket, Envelope(kind, {"reason": reply.error.reason})
+        for (
+            ticket
+        ) in tickets:  # one by one, since Flower unpacks what strangers packed: one answer must not spoil others
+            if ticket.startswith(UNSENT):
                 continue
-            self.received += count_bytes(reply.content)
-            yield ticket, from_records(reply.content)
+            try:
+                for reply in self.grid.pull_messages([ticket]):
+                    yield ticket, self._read(reply)
+            except (httpx.HTTPError, ConnectionError):
+                raise  # the SuperLink's trouble, and no node's
+            except Exception as error:
+                reason = f"not a message that Flower can unpack ({type(error).__name__})"
+                yield ticket, Envelope("failed", {"reason": reason})
+
+    def _read(self, reply: Message) -> Envelope:
+        if reply.has_error():
+            kind = "failed" if reply.error.code in FAILED else "absent"
+            return Envelope(kind, {"reason": printable(reply.error.reason)})
+        self.received += count_bytes(reply.content)
+        return from_records(reply.content)
 
     def now(self) -> float:
         return time.monotonic()

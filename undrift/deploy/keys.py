@@ -21,6 +21,7 @@ def write_certificates(folder: Path, hosts: list[str]) -> list[Path]:
         raise InvalidInput("say under which name nodes find the server, e.g. --host fl.example.org")
     _make(folder)
     now = datetime.now(UTC)
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))  # the operator comes by loopback
 
     def certificate(subject: str, key: Any, issuer: str, signer: Any, *extensions: Any) -> Any:
         made = (
@@ -56,7 +57,7 @@ def write_certificates(folder: Path, hosts: list[str]) -> list[Path]:
         authority,
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (_usage(x509, signs=False), True),
-        (x509.SubjectAlternativeName([_alternative(x509, host) for host in hosts]), False),
+        (x509.SubjectAlternativeName([_alternative(x509, host) for host in names]), False),
         (x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
     )

@@ -23,23 +23,33 @@ class Stamp(NamedTuple):
 NOT_VISITED = Stamp(0, 0)  # of a client that has not been visited, or starts again
 
 
+DIGITS, BASE = 4, 256  # of a round: all halves, bfloat16 too, have these numbers exactly
+
+
 @record
 class StateStamp:
-    """What the server remembers of a client: not its state, only which one it has, i.e. its stamp."""
+    """What the server remembers of a client: not its state, only which one it has, i.e. its stamp.
 
-    round: Col
+    A client's states have the dtype of the model, so a round is written in digits.
+    """
+
+    round: tuple[Col, ...]
     exchange: Col
 
     @staticmethod
     def of(stamp: Stamp, like: Tensor) -> "StateStamp":
         """A stamp as a record that checkpoints can hold, for a client's row."""
-        return StateStamp(*(torch.full_like(like[:1], number) for number in stamp))
+        *digits, exchange = (
+            torch.full_like(like[:1], number)
+            for number in (*(stamp.round // BASE**k % BASE for k in range(DIGITS)), stamp.exchange)
+        )
+        return StateStamp(tuple(digits), exchange)
 
 
 def stamps_of(stamps: StateStamp) -> list[Stamp]:
     """The stamps in a table with a row a client."""
-    columns = stamps.round.flatten().tolist(), stamps.exchange.flatten().tolist()
-    return [Stamp(int(t), int(e)) for t, e in zip(*columns, strict=True)]
+    columns = [[int(n) for n in digit.flatten().tolist()] for digit in (*stamps.round, stamps.exchange)]
+    return [Stamp(sum(d * BASE**k for k, d in enumerate(t)), e) for *t, e in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -72,10 +82,19 @@ def unpack_tensors(shape: Any, arrays: Mapping[str, Tensor], like: Any) -> Any:
     return from_json(shape, arrays, classes_in([like]))
 
 
+def to_bytes(t: Tensor) -> bytes:
+    """The numbers of a tensor of any dtype, bfloat16 too, as they are in memory.
+
+    >>> to_bytes(torch.ones(1, dtype=torch.bfloat16))
+    b'\\x80?'
+    """
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def digest(words: str, arrays: Mapping[str, Tensor]) -> str:
     """What a request is, in a few letters: two with one digest ask for the same work on the same numbers."""
     made = sha256(words.encode())
     for name in sorted(arrays):
-        made.update(name.encode())
-        made.update(arrays[name].detach().cpu().contiguous().numpy().tobytes())
+        made.update(f"{name} {arrays[name].dtype} {list(arrays[name].shape)}".encode())
+        made.update(to_bytes(arrays[name]))
     return made.hexdigest()

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.codecs import make_wire
+from undrift.codecs import CodecWire, make_wire
 from undrift.core.algorithm import exchanges_of
 from undrift.core.errors import InvalidInput
 from undrift.core.records import tensors
 from undrift.core.rng import Key
 from undrift.core.work import Work
 from undrift.data.registry import Data
+from undrift.deploy.checks import NAME, printable
 from undrift.deploy.compatibility import differences, facts_of
 from undrift.deploy.messages import (
     NOT_VISITED,
@@ -31,12 +31,14 @@ from undrift.deploy.problems import as_client, data_of_client
 from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.runs.files import lock
+from undrift.local.optimiser_state import with_optimiser_state
+from undrift.local.parameters import with_local_parameters, without_parameters
 from undrift.problems.model import ModelProblem
 from undrift.simulation.checks import fit_to_run
 
 log = logging.getLogger("undrift")
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
+MOST_CLIENTS = 10**6  # that a server may speak of
 
 Config = Mapping[str, Any]  # what a SuperNode was started with: --node-config
 InputsTargets = tuple[Tensor, Tensor]
@@ -51,22 +53,30 @@ class _Lost(Exception):
         self.has = has
 
 
-def answer_request(
-    experiment: Experiment, config: Config, data: ReadSamples | None, envelope: Envelope
-) -> Envelope:
-    """A node's answer; also of one that is none, since it was started without what a node needs."""
-    try:
-        node = Node(experiment, config, data)
-    except InvalidInput as error:
-        log.error("%s", error)
-        return Envelope("failed", {"reason": str(error)})
-    return node.answer(envelope)
+class Answering:
+    """A node's answers; also of one that is none, since it was started without what a node needs.
+
+    In a process that stays, so does the node, with the samples that it has read.
+    """
+
+    def __init__(self, experiment: Experiment, data: ReadSamples | None):
+        self.experiment, self.data = experiment, data
+        self._node: Node | None = None
+
+    def __call__(self, config: Config, envelope: Envelope) -> Envelope:
+        try:
+            if self._node is None or dict(self._node.config) != dict(config):
+                self._node = Node(self.experiment, config, self.data)
+        except InvalidInput as error:
+            log.error("%s", error)
+            return Envelope("failed", {"reason": printable(str(error))})
+        return self._node.answer(envelope)
 
 
 class Node:
     """One client.  `config` has its `name`; `state`, the folder for its states; `part`, if it has no data of its own.
 
-    A node keeps nothing in memory that matters: Flower makes a new one for every request.
+    A node keeps nothing in memory that matters: Flower may make a new one for every request.
     """
 
     def __init__(self, experiment: Experiment, config: Config, data: ReadSamples | None = None):
@@ -74,27 +84,24 @@ class Node:
         self.name = _name(config)
         self.folder = Path(str(config.get("state", "~/.undrift/states"))).expanduser() / self.name
         self._read = data or self._share
-        self._made: tuple[Any, ModelProblem] | None = (
-            None  # so that several requests in a process read once
-        )
+        self._made: tuple[Any, ModelProblem] | None = None  # so that several requests in a process read once
         ((_, method),) = experiment.methods.items()
-        self.method, self.local = method.make(), experiment.local_of(experiment.labels[0])
+        self.local = experiment.local_of(experiment.labels[0]).for_run(experiment.rounds)
+        self.method = with_optimiser_state(method.make(), self.local)
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The answer to a request; what goes wrong in making it is an answer, too."""
-        answers = {"hello": self._hello, "work": self._work, "state": self._state}
-        if envelope.kind == "refused":
-            return self._refused(envelope.header["reasons"])
+        answers = {"hello": self._hello, "work": self._work, "state": self._state, "refused": self._is_refused}
         if envelope.kind not in answers:
-            reason = f"{self.name} cannot answer {envelope.kind!r}"
+            reason = f"{self.name} cannot answer {printable(envelope.kind)!r}"
             return Envelope("failed", {"name": self.name, "reason": reason})
         try:
             return answers[envelope.kind](envelope)
         except _Lost as lost:
             return self._lost(envelope.header["visit"], lost.has)
         except Exception as error:
-            log.error("%s: %s: %s", self.name, type(error).__name__, error)
-            reason = f"{type(error).__name__}: {error}"
+            reason = printable(f"{type(error).__name__}: {error}")
+            log.error("%s: %s", self.name, reason)
             return Envelope("failed", {"name": self.name, "reason": reason})
 
     # handshake
@@ -102,6 +109,7 @@ class Node:
     def _hello(self, envelope: Envelope) -> Envelope:
         """Who is here, and what speaks against working together."""
         told, reasons = envelope.header["told"], []
+        self._made = None  # samples may be others than in the last run
         facts: dict[str, Any] = {"name": self.name, "samples": 0}
         try:
             data = self._data(told)
@@ -115,9 +123,12 @@ class Node:
             self._refused(reasons)
         return Envelope("hello", {**facts, "reasons": reasons})
 
+    def _is_refused(self, envelope: Envelope) -> Envelope:
+        return self._refused(envelope.header["reasons"])
+
     def _refused(self, reasons: list[str]) -> Envelope:
         for reason in reasons:
-            log.error("%s is refused: %s", self.name, reason)
+            log.error("%s is refused: %s", self.name, printable(reason))
         return Envelope("noted", {"name": self.name})
 
     def _share(self, config: Config) -> Data:
@@ -141,15 +152,11 @@ class Node:
             X, Y = (torch.as_tensor(part) for part in given)
             data = Data(self.name, (X, Y), None, classes=labels)
         if data.classes != labels:
-            raise InvalidInput(
-                f"the data have {data.classes} classes on the node and {labels} on the server"
-            )
+            raise InvalidInput(f"the data have {data.classes} classes on the node and {labels} on the server")
         first = data.train[0][:1]
         inputs = (first if data.prepare is None else data.prepare(first))[0].numel()
         if inputs != told["inputs"]:
-            raise InvalidInput(
-                f"a sample has {inputs} numbers on the node and {told['inputs']} on the server"
-            )
+            raise InvalidInput(f"a sample has {inputs} numbers on the node and {told['inputs']} on the server")
         return data
 
     # work
@@ -185,15 +192,14 @@ class Node:
     ) -> tuple[Any, Any]:
         visit, number = words["visit"], words["visit"]["exchange"] - 1
         t = visit["round"]
-        wire = make_wire(self.experiment.codec_choice, problem.x0)
         participation = self.experiment.participation.make()
-        method = fit_to_run(self.method, words["N"], participation, self.experiment.rounds)
+        method = fit_to_run(self.method, words["N"], participation, self.experiment.rounds, self.local)
+        method = with_local_parameters(method, problem)
+        wire = self._wire(problem)
         exchange = replace(exchanges_of(method, t)[number], wire=wire)
         down = unpack_tensors(words["down"], arrays, exchange.send(method.server(problem.x0)))
         key = Key(self.experiment.seeds[0], t, number)
-        work = Work(
-            problem, self.local.solver(t), [visit["client"]], [words["steps"]], key, single=True
-        )
+        work = Work(problem, self.local.solver(t), [visit["client"]], [words["steps"]], key, single=True)
         return exchange.visit(down, state, work)
 
     def _state(self, envelope: Envelope) -> Envelope:
@@ -202,17 +208,22 @@ class Node:
         with lock(self._at(visit["run"])):
             store = ClientStateStore(self._at(visit["run"]))
             state = self._stored(store, Stamp(*visit["base"]), self._problem(words))
-        return Envelope("state", {"visit": visit}, pack_tensors("state", state)[1])
+        return Envelope("state", {"visit": visit}, pack_tensors("state", without_parameters(state))[1])
 
     def _stored(self, store: ClientStateStore, base: Stamp, problem: ModelProblem) -> Any:
         """The state of a stamp; one that was never visited begins with the initial state, and where there are no states none is lost."""
-        fresh = self.method.client(problem.x0)
+        fresh, wire = with_local_parameters(self.method, problem).client(problem.x0), self._wire(problem)
+        fresh = fresh if wire is None else wire.client(fresh)
         if base == NOT_VISITED or not tensors(fresh):
             return fresh
         found = store.get(base)
         if found is None:
             raise _Lost(store.stamps())
         return unpack_tensors(pack_tensors("state", fresh)[0], found[0], fresh)
+
+    def _wire(self, problem: ModelProblem) -> CodecWire | None:
+        method = with_local_parameters(self.method, problem)
+        return make_wire(self.experiment.codec_choice, problem.x0, method, check=False)
 
     def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Envelope:
         log.warning(
@@ -225,6 +236,8 @@ class Node:
 
     def _problem(self, words: Mapping[str, Any]) -> ModelProblem:
         told, client, N = words["told"], words["visit"]["client"], words["N"]
+        if not 0 <= client < N <= MOST_CLIENTS:
+            raise InvalidInput(f"client {client} of {N}: there may be {MOST_CLIENTS} at most")
         if self._made is None or self._made[0] != (told, client, N):
             problem = as_client(self.experiment, self._data(told), _of_model(told), client, N)
             self._made = (told, client, N), problem
@@ -235,7 +248,8 @@ class Node:
         if not run.isalnum():
             raise InvalidInput(f"a run's name has letters and digits only, got {run!r}")
         folder = self.folder / run
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # states tell of samples: the owner's alone
+        folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
 

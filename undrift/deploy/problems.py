@@ -14,12 +14,15 @@ from undrift.core.rng import Key
 from undrift.core.work import Solver, Work
 from undrift.data.assignment import ClientIndices
 from undrift.data.registry import Data
+from undrift.data.trees import sample_count, shapes, take
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import data_of, federation, initial_model
 from undrift.experiments.config.parts import default_loss, infer_model_kwargs
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import summarise_heterogeneity
 from undrift.problems.model import ModelProblem
+
+KNOWN_TO_SERVER = ("test", "chi2", "tau_eff")  # metrics that need nothing of what stays on nodes
 
 
 def data_of_client(experiment: Experiment, part: int) -> Data:
@@ -28,19 +31,17 @@ def data_of_client(experiment: Experiment, part: int) -> Data:
     if not 0 <= part < problem.N:
         raise InvalidInput(f"part must be from 0 to {problem.N - 1}, got {part}")
     mine = problem.samples(part)
-    samples = problem.X[mine], problem.Y[mine]
+    samples = take(problem.X, mine), take(problem.Y, mine)
     return Data(whole.name, samples, None, classes=whole.classes, prepare=whole.prepare)
 
 
-def as_client(
-    experiment: Experiment, data: Data, told: Mapping[str, int], client: int, N: int
-) -> ModelProblem:
+def as_client(experiment: Experiment, data: Data, told: Mapping[str, int], client: int, N: int) -> ModelProblem:
     """A node's problem.  It has its samples as client so-and-so of N, so that it draws the minibatches of that one."""
-    n = len(data.train[0])
+    n = sample_count(data.train[0])
     sizes = np.zeros(N, dtype=np.int64)
     sizes[client] = n
     return ModelProblem(
-        FlatModel(initial_model(experiment, experiment.seeds[0], told)),
+        FlatModel(initial_model(experiment, experiment.seeds[0], told), local=experiment.model.local_parameters),
         default_loss(data),
         *data.train,
         ClientIndices(np.arange(n), np.zeros(N, dtype=np.int64), sizes),
@@ -55,10 +56,11 @@ def as_client(
 
 def of_server(experiment: Experiment) -> tuple[ModelProblem, dict[str, Any]]:
     """The server's own problem, for its model and its test samples; and what the model was told by the data."""
-    if experiment.evaluation.metrics != ["test"]:
+    unknown_there = [name for name in experiment.evaluation.metrics if name not in KNOWN_TO_SERVER]
+    if unknown_there:
         raise InvalidInput(
-            f"evaluation.metrics = {experiment.evaluation.metrics}: the server of a deployed run has no client's "
-            'samples, so metrics = ["test"] is all it can record'
+            f"evaluation.metrics: the server of a deployed run sees no client's samples, local models or states, so it "
+            f"cannot record {', '.join(map(repr, unknown_there))}; it can record {', '.join(map(repr, KNOWN_TO_SERVER))}"
         )
     alone = type(experiment.clients)(partition="iid", number=1, seed=experiment.clients.seed)
     made = federation(experiment.model_copy(update={"clients": alone}), experiment.seeds[0])
@@ -102,7 +104,7 @@ class Reported:
     def evaluate(self, x: Tensor) -> dict[str, float]:
         return self.own.evaluate(x)
 
-    def module(self, x: Tensor) -> nn.Module:
+    def module(self, x: Tensor, client: int | None = None) -> nn.Module:
         return self.own.module(x)
 
     def named_parameters(self, x: Tensor) -> dict[str, Tensor]:
@@ -111,14 +113,14 @@ class Reported:
     def draw(self, *_: Any) -> Any:
         raise RuntimeError("the server of a deployed run has no client's samples")
 
-    grad = full_grad = draw
+    grad = full_grad = draw_with_replacement = draw
 
     def summary(self) -> dict[str, Any]:
         """What the federation is made of, as far as it is known here."""
         sizes = np.array(self.sizes)
         parts = ClientIndices(np.arange(0), np.zeros(self.N, dtype=np.int64), sizes)
         about = {"clients": self.N, "samples": int(sizes.sum()), "names": list(self.names)}
-        model = {"inputs": list(self.own.X.shape[1:]), "parameters": self.x0.numel()}
+        model = {"inputs": shapes(self.own.X), "parameters": self.x0.numel()}
         return about | model | summarise_heterogeneity(parts, None)
 
 
@@ -128,9 +130,10 @@ class ShapeProbe:
     def __init__(self, x0: Tensor):
         self.x0 = x0
 
-    def draw(
-        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> None:
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None) -> None:
+        return None
+
+    def draw_with_replacement(self, *given: Any) -> None:
         return None
 
     def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:

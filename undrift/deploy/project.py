@@ -9,9 +9,10 @@ from string import Template
 import tomli_w
 
 from undrift.core.errors import InvalidInput
-from undrift.deploy.node import NAME
+from undrift.deploy.checks import NAME
 from undrift.deploy.serving import single
 from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.federation import federation
 from undrift.experiments.config.toml import to_toml
 from undrift.version import __version__
 
@@ -45,9 +46,7 @@ app = client_app(experiment, data)
 '''
 
 
-def write_app(
-    folder: Path, experiment: Experiment, clients: tuple[str, ...], host: str
-) -> list[Path]:
+def write_app(folder: Path, experiment: Experiment, clients: tuple[str, ...], host: str) -> list[Path]:
     """Write a Flower app for an experiment of one method and one seed; the files that were written."""
     experiment, name = single(experiment), folder.resolve().name
     if not APP.fullmatch(name):
@@ -57,12 +56,9 @@ def write_app(
     for client in clients:
         if not NAME.fullmatch(client):
             raise InvalidInput(f"a client's name has letters, digits and _.@-, got {client!r}")
-    number = experiment.clients.number
-    if clients and number is not None and len(clients) != number:
-        raise InvalidInput(
-            f"the experiment has {number} clients, {len(clients)} are named: --set clients.number={len(clients)} "
-            "makes it as many"
-        )
+    if host in ("0.0.0.0", "::", "*", ""):
+        raise InvalidInput(f"--host is where nodes find the server, one name or address of it; got {host!r}")
+    _check_count(experiment, clients)
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} exists and is not empty: choose another folder")
     inside = folder / "app"
@@ -80,6 +76,19 @@ def write_app(
     for path, text in files.items():
         path.write_text(text, encoding="utf-8")
     return list(files)
+
+
+def _check_count(experiment: Experiment, clients: tuple[str, ...]) -> None:
+    """As many names as the experiment has clients, or none, if it says how many there are."""
+    natural = experiment.clients.partition == "natural"
+    number = experiment.clients.number
+    if number is None:
+        number = federation(experiment, experiment.seeds[0]).problem.N
+    if natural and not clients:
+        raise InvalidInput(f"the experiment has {number} clients, by its data: name them in --clients a,b,...")
+    if clients and len(clients) != number:
+        how = "name them all" if natural else f"--set clients.number={len(clients)} makes it as many"
+        raise InvalidInput(f"--clients: the experiment has {number} clients, {len(clients)} are named: {how}")
 
 
 def _moved(experiment: Experiment, folder: Path) -> Experiment:
@@ -121,8 +130,11 @@ def _project(name: str, clients: tuple[str, ...]) -> str:
                             "clients": ",".join(clients),
                             "wait": 600.0,
                             "again": 300.0,
+                            "named-keys": True,
                             "norm-bound": 0.0,
+                            "most-samples": 10**9,
                             "bad-replies": 3,
+                            "lost-states": 10,
                             "poll": 1.0,
                         },
                     }
@@ -144,22 +156,16 @@ def _page(name: str, clients: tuple[str, ...], host: str, experiment: Experiment
     text = resources.files("undrift.deploy").joinpath("page.md").read_text(encoding="utf-8")
     some = clients or tuple(f"client-{i}" for i in range(min(experiment.clients.number or 2, 2)))
     nodes = "\n".join(
-        Template(NODE).substitute(name=client, host=host, part=i, port=PORT + i)
-        for i, client in enumerate(some)
+        Template(NODE).substitute(name=client, host=host, part=i, port=PORT + i) for i, client in enumerate(some)
     )
-    keys = "\n".join(
-        f"undrift deploy key keys/{client}      # on the machine of {client}" for client in some
-    )
-    register = "\n".join(
-        f"flwr supernode register keys/{client}.pub {name} --name {client}" for client in some
-    )
+    keys = "\n".join(f"undrift deploy key keys/{client}      # on the machine of {client}" for client in some)
+    register = "\n".join(f"flwr supernode register keys/{client}.pub {name} --name {client}" for client in some)
     return Template(text).substitute(
         name=name,
         host=host,
         nodes=nodes,
         keys=keys,
         register=register,
-        first=some[0],
         label=experiment.labels[0],
     )
 
@@ -170,8 +176,5 @@ NODE = """
 On the machine of $name:
 
 ```sh
-export FLWR_TELEMETRY_ENABLED=0
-flower-supernode --superlink $host:8000 --root-certificates keys/ca.crt \\
-    --auth-supernode-private-key keys/$name --port $port \\
-    --node-config 'name="$name" state="states" part=$part'
+undrift deploy node . --superlink $host:8443 --key keys/$name --port $port --config 'part=$part'
 ```"""

@@ -16,7 +16,7 @@ from undrift.core.errors import InvalidInput
 from undrift.deploy.async_transport import FlowerBuffer
 from undrift.deploy.checks import check_method
 from undrift.deploy.compatibility import facts_of
-from undrift.deploy.faults import Faults
+from undrift.deploy.faults import Faults, lines_until, rewritten
 from undrift.deploy.fleet import Fleet, NodeLink
 from undrift.deploy.messages import NOT_VISITED, StateStamp
 from undrift.deploy.problems import Reported, of_server
@@ -26,16 +26,19 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import to_dict
 from undrift.experiments.runs.checkpoint import Checkpoints
 from undrift.experiments.runs.directory import (
+    DEPLOYMENT,
     EXPERIMENT,
     FEDERATION,
+    WIRE,
     RunDirectory,
     create,
     metrics_of,
     open_directory,
     rewrite,
 )
-from undrift.experiments.runs.files import Lines, lock, read_json, write_json
+from undrift.experiments.runs.files import Lines, lock, read_json_or_copy, with_checksum, write_json
 from undrift.experiments.runs.recorded import Recording, recorded
+from undrift.local.parameters import with_local_parameters
 from undrift.metrics.evaluator import Evaluator
 from undrift.simulation.api import RunConfig
 from undrift.simulation.asynchronous.buffered_rounds import play_buffered_round
@@ -53,9 +56,6 @@ from undrift.simulation.results import Round, State
 from undrift.simulation.transport import RunPlan
 
 log = logging.getLogger("undrift")
-
-DEPLOYMENT = "deployment.json"
-WIRE = "wire.jsonl"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def serve(experiment: Experiment, link: NodeLink, settings: Deployment) -> Itera
     """Every round of a deployed run, recorded; one that is in the directory already is resumed."""
     experiment = single(experiment)
     folder = Path(settings.run_dir).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = lock(folder)
     try:
         yield from _serve(experiment, link, settings, folder)
@@ -102,22 +102,20 @@ def single(experiment: Experiment) -> Experiment:
     return experiment.single(*experiment.runs()[0])
 
 
-def _serve(
-    experiment: Experiment, link: NodeLink, settings: Deployment, folder: Path
-) -> Iterator[Round]:
+def _serve(experiment: Experiment, link: NodeLink, settings: Deployment, folder: Path) -> Iterator[Round]:
     own, told = of_server(experiment)
     _directory(folder, experiment)
-    known = read_json(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
+    known = read_json_or_copy(folder / DEPLOYMENT) if (folder / DEPLOYMENT).exists() else None
     fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
     count = _count(experiment, settings, known)
     samples = fleet.handshake(count, known and known["clients"])
     if known is None:
         known = {"run": token_hex(8), "clients": samples}
-        write_json(folder / DEPLOYMENT, known)
+        write_json(folder / DEPLOYMENT, known, copy=True)
     problem = Reported.of(own, samples, experiment.clients.weights)
     if not (folder / FEDERATION).exists():
         write_json(folder / FEDERATION, {**problem.summary(), "checksums": {}})
-    faults = Faults(folder, problem.names, settings.bad_replies)
+    faults = Faults(folder, problem.names, settings.bad_replies, settings.lost_states)
     wire = _Wire(folder / WIRE, link)
     try:
         plan, policy = _plan(experiment, problem)
@@ -125,9 +123,14 @@ def _serve(
         oldest = lambda: min(checkpoints.rounds(), default=None)
         nodes = FlowerTransport(plan, fleet, policy, faults, known["run"], oldest)
         log.info("%d clients: %s", problem.N, ", ".join(problem.names))
+        if problem.N > 2 and problem.weights.max() > 0.5:
+            heavy = problem.names[int(problem.weights.argmax())]
+            log.warning(
+                "%s reports more samples than all others together, and has that weight: most-samples bounds it", heavy
+            )
         config = RunConfig(Remote(plan.algorithm), plan.problem, experiment.rounds, seed=plan.seed)
         recording = Recording(checkpoint_every=1)
-        started = partial(_rounds, nodes, experiment=experiment, policy=policy)
+        started = partial(_rounds, nodes, wire, experiment=experiment, policy=policy)
         for r in recorded(folder, config, recording, play=started):
             wire.add(r.round)
             metrics = ", ".join(f"{k} {v:.4g}" for k, v in metrics_of(r).items() if v is not None)
@@ -160,9 +163,7 @@ def _count(experiment: Experiment, settings: Deployment, known: Mapping[str, Any
     names = len(known["clients"]) if known else len(settings.names)
     number = experiment.clients.number
     if names and number is not None and names != number:
-        raise InvalidInput(
-            f"the experiment has {number} clients, the deployment names {names}: they must be as many"
-        )
+        raise InvalidInput(f"the experiment has {number} clients, the deployment names {names}: they must be as many")
     if not names and number is None:
         raise InvalidInput("name the nodes that take part in clients, e.g. 'hospital-a,hospital-b'")
     return names or int(number or 0)
@@ -170,28 +171,40 @@ def _count(experiment: Experiment, settings: Deployment, known: Mapping[str, Any
 
 def _plan(experiment: Experiment, problem: Reported) -> tuple[RunPlan, ServerPolicy]:
     """The plan of a deployed run, and when its server steps; what cannot run is refused."""
+    if experiment.privacy is not None:
+        raise InvalidInput(
+            "[privacy] is for simulated runs: on real nodes neither clipping nor noise is carried out, leave it out"
+        )
     (label,), (seed,) = experiment.labels, experiment.seeds
-    method, local = experiment.methods[label].make(), experiment.local_of(label)
+    method, local = experiment.methods[label].make(), experiment.local_of(label).for_run(experiment.rounds)
     participation = experiment.participation.make()
     policy = experiment.server.make() if experiment.server else Synchronous()
     anyone: Any = problem
-    method = fit_to_run(method, problem.N, participation, experiment.rounds)
+    method = with_local_parameters(fit_to_run(method, problem.N, participation, experiment.rounds, local), problem.own)
     check_method_fits_run(method, anyone, experiment.rounds, participation, local)
     check_timed(method, anyone, experiment.rounds, local, Population(), policy, seed)
     check_first_records(method, method.server(problem.x0))
     check_method(method)
+    _evaluator(experiment, anyone).check(method, local.solver(1).optimiser)
     largest = float(np.max(problem.weights))
-    wire = make_wire(experiment.codec_choice, problem.x0)
+    wire = make_wire(experiment.codec_choice, problem.x0, method)
     choice = EngineChoice("sequential")
     return RunPlan(method, anyone, participation, local, choice, seed, largest, wire), policy
 
 
+def _evaluator(experiment: Experiment, problem: Any) -> Evaluator:
+    evaluation = experiment.evaluation
+    return Evaluator(problem, evaluation.metrics, evaluation.every, experiment.rounds)
+
+
 def _rounds(
-    nodes: FlowerTransport, state: State, experiment: Experiment, policy: ServerPolicy
+    nodes: FlowerTransport, wire: "_Wire", state: State, experiment: Experiment, policy: ServerPolicy
 ) -> Iterator[Round]:
     """The rounds after a state."""
     plan, last = nodes.plan, experiment.rounds
-    evaluator = Evaluator(plan.problem, None, experiment.evaluation.every, last)
+    nodes.faults.resume(state.round)
+    wire.resume(state.round)
+    evaluator = _evaluator(experiment, plan.problem)
     nodes.begin(state.clients)
     if isinstance(policy, Buffer):
         buffer = FlowerBuffer(nodes, policy, state)
@@ -203,14 +216,19 @@ class _Wire:
     """A line a round: the bytes that the carrier itself has counted, of all messages whatever became of them."""
 
     def __init__(self, path: Path, link: NodeLink):
-        path.touch()
-        self.lines, self.link = Lines(path, path.stat().st_size), link
+        self.path, self.link = path, link
         self.sent, self.received = link.sent, link.received
+        self._lines: Lines | None = None
+
+    def resume(self, round: int) -> None:
+        self._lines = rewritten(self.path, lines_until(self.path, round))
 
     def add(self, round: int) -> None:
         sent, received = self.link.sent - self.sent, self.link.received - self.received
         self.sent, self.received = self.link.sent, self.link.received
-        self.lines.add({"round": round, "sent": sent, "received": received})
+        if self._lines is not None:
+            self._lines.add(with_checksum({"round": round, "sent": sent, "received": received}))
 
     def close(self) -> None:
-        self.lines.close()
+        if self._lines is not None:
+            self._lines.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
+from undrift.deploy.checks import NAME
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,11 @@ class Deployment:
     clients       the nodes' names, separated by commas; empty: the first so many that the experiment has clients
     wait          seconds to wait for all of them in the handshake
     again         seconds after which a request that nobody answered is sent once more
-    norm_bound    the largest norm of an answer, all its vectors together; 0: no bound
+    named_keys    only nodes whose key is registered with the client's name
+    norm_bound    the largest norm of an answer (updates and states), all its vectors together; 0: no bound
+    most_samples  the largest number of samples that a node may report
     bad_replies   after so many a node is shut out for the rest of the run
+    lost_states   likewise after so many losses of its state
     poll          seconds between looks for answers
 
     >>> Deployment.of({"run-dir": "runs/a", "clients": "b, a", "wait": 5}).names
@@ -28,22 +32,31 @@ class Deployment:
     clients: str = ""
     wait: float = 600.0
     again: float = 300.0
+    named_keys: bool = False
     norm_bound: float = 0.0
+    most_samples: int = 10**9
     bad_replies: int = 3
+    lost_states: int = 10
     poll: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_dir, str) or not self.run_dir:
             raise InvalidInput(f"run-dir must be a path such as 'runs/mine', got {self.run_dir!r}")
         for name in ("wait", "again", "poll"):
-            check_value("deployment", name, getattr(self, name), float, within="(0, inf)")
+            check_value("deployment", name, vars(self)[name], float, within="(0, inf)")
         check_value("deployment", "norm-bound", self.norm_bound, float, within="[0, inf)")
-        check_value("deployment", "bad-replies", self.bad_replies, int, within="[1, inf)")
+        for name in ("most_samples", "bad_replies", "lost_states"):
+            check_value("deployment", name.replace("_", "-"), vars(self)[name], int, within="[1, inf)")
+        if not isinstance(self.named_keys, bool):
+            raise InvalidInput(f"named-keys must be true or false, got {self.named_keys!r}")
         if not isinstance(self.clients, str):
             raise InvalidInput(f"clients must be names such as 'a,b', got {self.clients!r}")
         names = [name.strip() for name in self.clients.split(",")] if self.clients else []
         if len(set(names)) < len(names) or "" in names:
             raise InvalidInput(f"clients must be different names, got {self.clients!r}")
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise InvalidInput(f"clients: a name has at most 64 letters, digits and _.@-, got {name!r}")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,8 +6,14 @@ A node never decides which state is the right one.  Every request names the stam
 last one whose answer the server has used; what came of answers that were lost or thrown away is not asked for again.
 A request also names the oldest stamp that the server might still go back to after a crash: until then all are kept.
 So a state is committed by being named, and a crash at any moment leaves what was there before.
+
+Every file has a checksum of all that is in it.  One that does not have its own any more is as good as lost, and named in
+the log: from a state with a flipped bit nobody should work.
 """
 
+import json
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,8 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from undrift.deploy.messages import Stamp
-from undrift.experiments.runs.files import alone, write_aside
+from undrift.deploy.messages import Stamp, digest
+from undrift.experiments.runs.files import OWNER_ONLY, alone, write_aside
+
+log = logging.getLogger("undrift")
+
+NAME = re.compile(r"(\d{8})-(\d{2})\.safetensors")
+CHECKSUM = "checksum"
 
 Stored = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and words about them
 
@@ -26,25 +37,33 @@ class ClientStateStore:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def stamps(self) -> list[Stamp]:
         """What is there, oldest first."""
-        found = [path.stem.split("-") for path in self.folder.glob("*-*.safetensors")]
-        return sorted(Stamp(int(t), int(e)) for t, e in found)
+        found = [NAME.fullmatch(path.name) for path in self.folder.iterdir()]
+        return sorted(Stamp(int(match[1]), int(match[2])) for match in found if match)
 
     def put(self, stamp: Stamp, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
         """Store under a stamp, whole or not at all."""
         content = {name: alone(t) for name, t in tensors.items()}
-        write_aside(self._path(stamp), save(content, metadata=dict(about)))
+        checksum = {CHECKSUM: _checksum(content, about)}
+        write_aside(self._path(stamp), save(content, metadata={**about, **checksum}), OWNER_ONLY)
 
     def get(self, stamp: Stamp) -> Stored | None:
-        """What is stored under a stamp; None if nothing is, or nothing that can be read."""
-        try:
-            with safe_open(self._path(stamp), framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
-        except (OSError, SafetensorError):
+        """What is stored under a stamp; None if nothing is, or not what was put there."""
+        path = self._path(stamp)
+        if not path.exists():
             return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                found, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            if about.pop(CHECKSUM, None) == _checksum(found, about):
+                return found, about
+        except (OSError, SafetensorError, ValueError):  # ValueError: words that are not UTF-8
+            pass
+        log.error("%s is damaged: the state in it is lost", path)
+        return None
 
     def keep(self, stamps: Iterable[Stamp]) -> None:
         """Forget all others."""
@@ -53,3 +72,7 @@ class ClientStateStore:
 
     def _path(self, stamp: Stamp) -> Path:
         return self.folder / f"{stamp.round:08d}-{stamp.exchange:02d}.safetensors"
+
+
+def _checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    return digest(json.dumps(dict(about), sort_keys=True), tensors)

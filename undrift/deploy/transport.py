@@ -20,12 +20,12 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core.algorithm import Exchange, Recounts
+from undrift.core.algorithm import Cohort, Exchange, Recounts
 from undrift.core.errors import Deserted, Stopped
 from undrift.core.hyper import spec_of
-from undrift.core.records import map_tensors, nbytes
+from undrift.core.records import map_tensors, nbytes, tensors
 from undrift.core.rng import Key
-from undrift.deploy.checks import BadAnswer, read_answer
+from undrift.deploy.checks import BadAnswer, read_answer, tells_of_a_loss
 from undrift.deploy.faults import Faults
 from undrift.deploy.fleet import Fleet
 from undrift.deploy.messages import (
@@ -37,6 +37,7 @@ from undrift.deploy.messages import (
     stamps_of,
 )
 from undrift.deploy.problems import form_of_answer
+from undrift.local.parameters import without_parameters
 from undrift.simulation.aggregation import (
     ClientResults,
     PartialAggregate,
@@ -113,6 +114,10 @@ class FlowerTransport:
         """Whether a client cannot start again on its own."""
         return self.everyone or isinstance(self.plan.algorithm, Recounts)
 
+    @property
+    def has_states(self) -> bool:
+        return bool(tensors(self.plan.algorithm.client(self.plan.problem.x0)))
+
     # what a run asks of a transport
 
     def cohort(self, t: int) -> Draw:
@@ -149,6 +154,9 @@ class FlowerTransport:
                 reply = replace(reply, amend=lambda server: self.recount(server, t))
         reply = replace(reply, traffic=extra + reply.traffic, lost=lost)
         return with_bytes_down(reply, down, len(participants.clients))
+
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> None:
+        raise RuntimeError("local models stay on their nodes")
 
     def apply(self) -> None:
         self.staged.apply()
@@ -198,9 +206,7 @@ class FlowerTransport:
             return max(1, self.policy.minimum)
         return 1
 
-    def _gather(
-        self, exchange: Exchange, down: Any, participants: Participants, key: Key
-    ) -> Answers:
+    def _gather(self, exchange: Exchange, down: Any, participants: Participants, key: Key) -> Answers:
         """Ask the clients of an exchange for their work."""
         t = key.round
         requests = {
@@ -219,7 +225,7 @@ class FlowerTransport:
             names = ", ".join(self.fleet.names[i] for i in [*found.bad, *found.late])
             raise Stopped(
                 f"round {t}: {self.spec.name} is defined for full participation, and there is no usable answer of "
-                f"{names} (see {self.faults.lines.path.name})",
+                f"{names} (see {self.faults.path.name})",
                 t,
                 None,
             )
@@ -245,13 +251,13 @@ class FlowerTransport:
             for i, reply in self.fleet.answers():
                 if i not in waiting:
                     continue
-                if reply.kind == "lost" and not self.entangled:
-                    self.faults.note(t, i, "lost its state and starts again")
+                loss = self.note_loss(i, reply, requests[i], t)
+                if loss and not self.entangled:
                     requests[i] = restart_client(requests[i])
                     self.fleet.ask(i, requests[i])
                     continue
                 waiting.discard(i)
-                if reply.kind == "lost":
+                if loss:
                     lost.append(i)
                 else:
                     self.read(found, i, reply, requests[i], form, t)
@@ -262,18 +268,29 @@ class FlowerTransport:
         found.bad.sort()
         return found, sorted(lost)
 
-    def read(
-        self, found: Answers, i: int, reply: Envelope, request: Envelope, form: Any, t: int
-    ) -> None:
+    def note_loss(self, i: int, reply: Envelope, request: Envelope, t: int) -> bool:
+        """Whether a client has lost the state that it was asked to work from; it may not do so too often."""
+        if not tells_of_a_loss(reply, request.header["visit"], self.has_states):
+            return False
+        self.faults.note(t, i, "lost its state and starts again", "lost")
+        return True
+
+    def read(self, found: Answers, i: int, reply: Envelope, request: Envelope, form: Any, t: int) -> None:
         """Look at an answer; a bad one is named, counted and left out."""
         kind = "state" if request.kind == "state" else "up"
         try:
-            bound = self.fleet.settings.norm_bound if kind == "up" else 0.0
-            found.good[i] = read_answer(reply, kind, request.header["visit"], form, bound)
+            decode = self._decode if kind == "up" and self.plan.wire is not None else None
+            bound = self.fleet.settings.norm_bound
+            found.good[i] = read_answer(reply, kind, request.header["visit"], form, bound, decode)
         except BadAnswer as bad:
             found.bad.append(i)
             found.bytes_up += nbytes(tuple(reply.arrays.values()))
-            self.faults.note(t, i, str(bad), counts=True)
+            self.faults.note(t, i, str(bad), "bad")
+
+    def _decode(self, payload: Any) -> Any:
+        """What a payload of one client comes to."""
+        wire: Any = self.plan.wire
+        return map_tensors(lambda t: t[0], wire.decode(map_tensors(as_row, payload)))
 
     def request(self, down: Any, client: int, steps: int, key: Key) -> Envelope:
         """What a client is asked to do, and from which state."""
@@ -294,7 +311,7 @@ class FlowerTransport:
     def form(self, exchange: Exchange, down: Any, t: int) -> Any:
         """What a good answer looks like."""
         x, solver = self.plan.problem.x0, self.plan.solver(t)
-        return form_of_answer(exchange, down, self.plan.algorithm.client(x), solver, x)
+        return form_of_answer(exchange, down, self.plan.first_client(x), solver, x)
 
     # what nodes may forget
 
@@ -336,12 +353,14 @@ class FlowerTransport:
         """The server with its sum of client states rebuilt: from those who send theirs; others start again."""
         plan, x = self.plan, self.plan.problem.x0
         algorithm: Any = plan.algorithm
-        fresh = algorithm.client(x)
-        everyone = Exchange(lambda _: (), lambda d, c, w: (c, c), algorithm.recount, to="everyone")
+        fresh, wire = without_parameters(plan.first_client(x)), plan.wire
+
+        def recounted(server: Any, mean: Any, cohort: Cohort) -> Any:
+            return algorithm.recount(server, mean if wire is None else wire.client_of(mean), cohort)
+
+        everyone = Exchange(lambda _: (), lambda d, c, w: (c, c), recounted, to="everyone")
         participants = self._present(plan.participants(everyone, Draw(()), Key(plan.seed, t)))
-        requests = {
-            i: Envelope("state", self._header(i, Stamp(t, 0))) for i in participants.clients
-        }
+        requests = {i: Envelope("state", self._header(i, Stamp(t, 0))) for i in participants.clients}
         found, _ = self.collect(requests, fresh, t, self._patience, least=0)
         gone = [i for i in range(plan.problem.N) if i not in found.good]
         self._start_again([i for i in gone if self.stamp_of(i) != NOT_VISITED], t)
@@ -356,9 +375,7 @@ class FlowerTransport:
 
     def _start_again(self, clients: Sequence[int], t: int) -> None:
         for i in clients:
-            self.faults.note(
-                t, i, "starts again: its state is lost, or was not sent when asked for"
-            )
+            self.faults.note(t, i, "starts again: its state is lost, or was not sent when asked for")
             row = map_tensors(as_row, StateStamp.of(NOT_VISITED, self.plan.problem.x0))
             self.clients.scatter([i], row)
 

@@ -1,47 +1,143 @@
-"""Client optimisers by name."""
+"""Client optimisers by name: SGD, momentum, Nesterov, Adam, AdamW, Adagrad, with the rules of `torch.optim`."""
 
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput, first_line, unknown
-from undrift.core.hyper import check_value
-from undrift.core.optimiser import HeavyBall, Optimiser, Pair
+from undrift.core.errors import InvalidInput, first_line
+from undrift.core.hyper import build_named, check_value, hyper
+from undrift.core.optimiser import HeavyBall, Optimiser, Pair, bias_correction
 from undrift.core.records import check_records, tensors
 
-OPTIMISERS = ("sgd", "momentum")
-DEFAULT_MOMENTUM = 0.9  # of optimiser="momentum", as in most papers
+DEFAULT_MOMENTUM = 0.9  # of optimiser="momentum" and "nesterov", as in most papers
+
+Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m, v, and how many steps there have been, a column
 
 
-def make_optimiser(optimiser: Any, momentum: float) -> Optimiser | None:
+def _check(self: Any) -> None:
+    for f in fields(self):
+        check_value(type(self).__name__, f.name, vars(self)[f.name], f.type, f.default, **f.metadata)
+
+
+@dataclass(frozen=True)
+class Nesterov(HeavyBall):
+    """u <- momentum u + d, the step is along d + momentum u: `torch.optim.SGD(momentum=..., nesterov=True)`."""
+
+    def update(self, d: Tensor, state: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        u = self.momentum * state + d
+        return d + self.momentum * u, u
+
+
+@dataclass(frozen=True)
+class Adam:
+    """m <- beta1 m + (1 - beta1) d,  v <- beta2 v + (1 - beta2) d^2,  the step is along mh / (sqrt(vh) + eps).
+
+    mh = m / (1 - beta1^k) and vh = v / (1 - beta2^k) after k steps; without bias_correction, m and v themselves.
+
+    >>> step, _ = Adam().update(torch.tensor([4.0]), Adam().init(torch.zeros(1)), torch.zeros(1))
+    >>> step
+    tensor([1.])
+    """
+
+    beta1: float = hyper(default=0.9, within="[0, 1)")
+    beta2: float = hyper(default=0.999, within="[0, 1)")
+    eps: float = hyper(default=1e-8, within="(0, inf)")
+    bias_correction: bool = hyper(default=True, among=(False, True))
+
+    __post_init__ = _check
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def init(self, y: Tensor) -> Moments:
+        return torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y[..., :1])
+
+    def update(self, d: Tensor, state: Moments, y: Tensor) -> tuple[Tensor, Moments]:
+        m, v, k = state
+        m, v, k = self.beta1 * m + (1 - self.beta1) * d, self.beta2 * v + (1 - self.beta2) * d * d, k + 1
+        if not self.bias_correction:
+            return m / (v.sqrt() + self.eps), (m, v, k)
+        c1, c2 = bias_correction(self.beta1, k), bias_correction(self.beta2, k)
+        return m / (c1 * ((v / c2).sqrt() + self.eps)), (m, v, k)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: the step is along Adam's and weight_decay y."""
+
+    weight_decay: float = hyper(default=0.01, within="[0, inf)")
+
+    def update(self, d: Tensor, state: Moments, y: Tensor) -> tuple[Tensor, Moments]:
+        direction, state = super().update(d, state, y)
+        return direction + self.weight_decay * y, state
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """s <- s + d^2, the step is along d / (sqrt(s) + eps)."""
+
+    eps: float = hyper(default=1e-10, within="(0, inf)")
+
+    __post_init__ = _check
+
+    @property
+    def linear(self) -> bool:
+        return False
+
+    def init(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y)
+
+    def update(self, d: Tensor, state: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        s = state + d * d
+        return d / (s.sqrt() + self.eps), s
+
+
+RESCALING = Adam | Adagrad  # a step of theirs is not in proportion to the gradient
+NAMED: dict[str, Any] = {
+    "sgd": None, "momentum": HeavyBall, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad
+}  # fmt: skip
+
+
+def make_optimiser(optimiser: Any, momentum: float, weight_decay: float = 0.0) -> Optimiser | None:
     """The optimiser of that name, or the given one; None is plain SGD, which has no state.
+
+    A weight decay of AdamW's is the decoupled one.
 
     >>> make_optimiser("momentum", 0.0)
     HeavyBall(momentum=0.9)
+    >>> make_optimiser("adam:beta2=0.99", 0.0)
+    Adam(beta1=0.9, beta2=0.99, eps=1e-08, bias_correction=True)
     >>> make_optimiser("adma", 0.0)
     Traceback (most recent call last):
-    undrift.core.errors.InvalidInput: unknown optimiser 'adma'. Known: momentum, sgd
+    undrift.core.errors.InvalidInput: unknown optimiser 'adma'; did you mean 'adam'? Known: adagrad, adam, ...
     """
     check_value("Local", "momentum", momentum, float, within="[0, 1)")
-    if optimiser == "sgd":
-        return HeavyBall(momentum) if momentum else None
-    if optimiser == "momentum":
-        return HeavyBall(momentum or DEFAULT_MOMENTUM)
-    if isinstance(optimiser, str):
-        raise unknown("optimiser", optimiser, OPTIMISERS)
-    if momentum:
+    plain = {
+        "sgd": lambda: HeavyBall(momentum) if momentum else None,
+        "momentum": lambda: HeavyBall(momentum or DEFAULT_MOMENTUM),
+        "nesterov": lambda: Nesterov(momentum or DEFAULT_MOMENTUM),
+    }
+    if isinstance(optimiser, str | Mapping):
+        made = build_named("optimiser", NAMED | plain, optimiser)
+    elif isinstance(optimiser, tuple) and len(optimiser) == 2 and all(map(callable, optimiser)):
+        made = cast(Optimiser, Pair(*optimiser))
+    elif isinstance(optimiser, Optimiser) and not isinstance(optimiser, type):
+        made = optimiser
+    else:
         raise InvalidInput(
-            "Local: momentum belongs to optimiser='sgd' or 'momentum': a custom one brings its own"
+            f"Local: optimiser must be a name ({', '.join(NAMED)}) or a pair of functions (init, update), got {optimiser!r}"
         )
-    if isinstance(optimiser, tuple) and len(optimiser) == 2 and all(map(callable, optimiser)):
-        return cast(Optimiser, Pair(*optimiser))
-    if isinstance(optimiser, Optimiser) and not isinstance(optimiser, type):
-        return optimiser
-    raise InvalidInput(
-        "Local: optimiser must be 'sgd', 'momentum' or a pair of functions (init, update), "
-        f"got {optimiser!r}"
-    )
+    if momentum and not (isinstance(optimiser, str | Mapping) and isinstance(made, HeavyBall)):
+        raise InvalidInput(
+            "Local: momentum belongs to optimiser='sgd', 'momentum' or 'nesterov': others bring their own"
+        )
+    if isinstance(made, AdamW) and weight_decay:
+        return replace(made, weight_decay=weight_decay)
+    return made
 
 
 @torch.no_grad()
@@ -53,9 +149,7 @@ def try_optimiser(optimiser: Optimiser, x: Tensor) -> None:
     undrift.core.errors.InvalidInput: Local: optimiser: update returned a direction of [] torch.float32 ...
     """
     row = torch.linspace(-1, 0.9, x.numel(), dtype=torch.float64)
-    y = torch.stack([3 * row, row]).to(
-        x
-    )  # of another size, which shows in all reductions over both
+    y = torch.stack([3 * row, row]).to(x)  # of another size, which shows in all reductions over both
     both, alone = _two_steps(optimiser, y, -y), _two_steps(optimiser, y[1], -y[1])
     if not torch.allclose(both[1], alone, rtol=1e-5, atol=1e-6, equal_nan=True):
         raise InvalidInput(
@@ -76,17 +170,13 @@ def _two_steps(optimiser: Optimiser, y: Tensor, d: Tensor) -> Tensor:
             found = optimiser.update(d, state, y)
             if not isinstance(found, tuple) or len(found) != 2:
                 count = f" of {len(found)}" if isinstance(found, tuple) else ""
-                raise InvalidInput(
-                    f"must return (direction, state), got {type(found).__name__}{count}"
-                )
+                raise InvalidInput(f"must return (direction, state), got {type(found).__name__}{count}")
             direction, state = found
             _check_step(direction, state, form, y)
     except InvalidInput as error:
         raise InvalidInput(f"Local: optimiser: {stage} {error}") from None
     except Exception as error:
-        raise InvalidInput(
-            f"Local: optimiser: {stage} failed: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise InvalidInput(f"Local: optimiser: {stage} failed: {type(error).__name__}: {first_line(error)}") from error
     if not (torch.equal(y, given[0]) and torch.equal(d, given[1])):
         raise InvalidInput("Local: optimiser: init and update must not change what they are given")
     return direction

@@ -1,7 +1,7 @@
 """How clients train between two messages: how many steps, on how much data, with which step size and optimiser."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,16 @@ from undrift.core.hyper import check_value
 from undrift.core.optimiser import Optimiser
 from undrift.core.rng import Key, Purpose, stream
 from undrift.core.work import Solver
-from undrift.local.optimisers import make_optimiser
+from undrift.local.optimisers import NAMED, AdamW, make_optimiser
+from undrift.local.schedules import SCHEDULES, DependsOnRounds, Schedule, check_factors, make_schedule
 
 if TYPE_CHECKING:
     from undrift.problems import Problem
+
+BETWEEN = ("reset", "keep", "average")  # what becomes of a state between visits
+
+
+MOST_STEPS = 10**7  # of a visit
 
 
 @dataclass(frozen=True)
@@ -35,18 +41,25 @@ def setting(default: Any, help: str, within: str = "") -> Any:
 class Local:
     """Local training of every visit: the only definition of these settings, for Python, TOML and the command line.
 
-    steps         a number; a *list* with one number a client; a *tuple* (low, high), drawn by client and visit from
+    steps         by default one epoch: a number; a *list* with one number a client; a *tuple* (low, high), drawn by client and visit from
                   low, ..., high; or Geometric(p), drawn by round
     epochs        passes over the client's data in place of steps: a number, or a tuple (low, high) as above
     batch         samples in a minibatch, None = all of the client's.  Each pass visits the data in a new order; its
                   last minibatch is short where the numbers do not divide.
-    lr            the step size, or a list with one a round
-    decay         lr is multiplied by this after every round
-    optimiser     "sgd", "momentum", or a custom pair (init, update) of functions (undrift.core.optimiser); its state is
-                  reset in every visit
-    momentum      of "sgd" and "momentum", by default 0 and 0.9
-    weight_decay  part of the gradient, so that it enters control variates and momenta
-    clip          the largest norm of a minibatch gradient, weight decay not included
+    replacement   every sample of a minibatch is drawn on its own instead, as the papers' theory has it; a client with
+                  fewer samples than a minibatch draws as many as it has
+    lr            the step size, 0.1 by default, or a list with one a round
+    decay         lr is multiplied by this after every round, 1 by default
+    schedule      the factor of lr in a round: "constant", "step:30,factor=0.1", "exponential:0.99", "cosine",
+                  "warmup:10,then=cosine", "multistage:10" (undrift.local.schedules); a list with one a round; or a
+                  function of the round, 1, 2, ...
+    optimiser     "sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", with parameters after a colon,
+                  "adam:beta2=0.99" (undrift.local.optimisers), or a custom pair (init, update) of functions
+    optimiser_state   between two visits of a client it is "reset"; "keep": the client keeps it; "average": it travels,
+                  and the server averages it with the models
+    momentum      of "sgd", "momentum" and "nesterov", by default 0 and 0.9
+    weight_decay  0 by default; part of the gradient, so that it enters control variates and momenta; of "adamw" decoupled
+    clip          the largest norm of a minibatch gradient, weight decay not included; None: any
 
     >>> Local(steps=3, lr=-1)
     Traceback (most recent call last):
@@ -54,9 +67,11 @@ class Local:
     """
 
     steps: int | Sequence[int] | tuple[int, int] | Geometric | None = setting(
-        None, "Local steps per visit"
+        None, "Local steps of a client per round, instead of epochs"
     )
-    epochs: int | tuple[int, int] | None = setting(None, "Local epochs per visit")
+    epochs: int | tuple[int, int] | None = setting(
+        None, "Passes of a client over its samples per round, each of (samples / batch) local steps"
+    )
     batch: int | None = setting(None, "Samples in a minibatch", within="[1, inf)")
     lr: float | Sequence[float] = setting(0.1, "Local step size", within="[0, inf)")
     decay: float = setting(1.0, "Factor of the step size after every round", within="(0, 1]")
@@ -64,8 +79,11 @@ class Local:
     weight_decay: float = setting(0.0, "Weight decay, part of the gradient", within="[0, inf)")
     clip: float | None = setting(None, "Largest norm of a minibatch gradient", within="(0, inf)")
     optimiser: str | Optimiser | tuple[Callable[..., Any], Callable[..., Any]] = setting(
-        "sgd", "Local optimiser: sgd or momentum"
+        "sgd", f"Local optimiser: {', '.join(NAMED)}"
     )
+    optimiser_state: str = setting("reset", "Between visits: reset, keep (by the client), average (by the server)")
+    schedule: Schedule = setting("constant", f"Step size over rounds: {', '.join(SCHEDULES)}")
+    replacement: bool = setting(False, "Draw minibatches with replacement")
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "lr"):  # arrays and tensors are as good as lists
@@ -75,7 +93,7 @@ class Local:
         if self.steps is not None and self.epochs is not None:
             raise InvalidInput("Local: give steps or epochs, not both")
         if isinstance(self.steps, Geometric):
-            check_value("Local", "steps' p", self.steps.p, float, within="(0, 1]")
+            check_value("Local", "steps' p", self.steps.p, float, within=f"[{1 / MOST_STEPS:g}, 1]")
         elif self.steps is not None:
             _check_counts("steps", self.steps)
         if self.epochs is not None:
@@ -84,14 +102,31 @@ class Local:
             value = vars(self)[f.name]
             for each in _each(value):
                 check_value("Local", f.name, each, f.type, f.default, f.metadata["within"])
-        make_optimiser(self.optimiser, self.momentum)
+        check_value("Local", "optimiser_state", self.optimiser_state, str, among=BETWEEN)
+        if self.client_optimiser is None and self.optimiser_state != "reset":
+            raise InvalidInput("Local: plain SGD has no state: optimiser_state is of 'momentum', 'adam', ...")
+        make_schedule(self.schedule)
+        check_value("Local", "replacement", self.replacement, bool, among=(False, True))
+        if self.replacement and self.batch is None:
+            raise InvalidInput("Local: replacement=True needs a batch: all of a client's samples are no draw")
+
+    @property
+    def client_optimiser(self) -> Optimiser | None:
+        """The optimiser of every visit; None is plain SGD."""
+        if self.optimiser == "sgd" and not self.momentum:
+            return None
+        return make_optimiser(self.optimiser, self.momentum, self.weight_decay)
+
+    def for_run(self, rounds: int) -> "Local":
+        """The same with a schedule of so many rounds."""
+        schedule = make_schedule(self.schedule)
+        return replace(self, schedule=schedule.for_run(rounds)) if isinstance(schedule, DependsOnRounds) else self
 
     def check(self, N: int, rounds: int) -> None:
         """Raise InvalidInput if a list does not fit the number of clients or rounds."""
         if isinstance(self.lr, Sequence) and len(self.lr) < rounds:
-            raise InvalidInput(
-                f"Local: lr lists {len(self.lr)} step sizes for {rounds} rounds: give one a round"
-            )
+            raise InvalidInput(f"Local: lr lists {len(self.lr)} step sizes for {rounds} rounds: give one a round")
+        check_factors(make_schedule(self.schedule), rounds)
         if _is_list(self.steps) and len(self.steps) != N:  # pyright: ignore[reportArgumentType]
             got = len(self.steps)  # pyright: ignore[reportArgumentType]
             raise InvalidInput(f"Local: steps lists {got} numbers for {N} clients: give one each")
@@ -106,22 +141,20 @@ class Local:
             return False
         return len({problem.steps_per_epoch(i, self.batch) for i in range(problem.N)}) > 1
 
-    @property
-    def smallest_lr(self) -> float:
-        """The smallest step size of a run."""
-        return min(self.lr) if isinstance(self.lr, Sequence) else self.lr
+    def has_zero_lr(self, rounds: int) -> bool:
+        """Whether the step size is zero in some round."""
+        listed = self.lr if isinstance(self.lr, Sequence) else [self.lr]
+        return min(listed) == 0 or min(check_factors(make_schedule(self.schedule), rounds)) == 0
 
     def solver(self, t: int) -> Solver:
         """The local solver of round t (the initialisation round, t = 0, has round 1's)."""
         t = max(t, 1)
-        lr = self.lr[t - 1] if isinstance(self.lr, Sequence) else self.lr
-        return Solver(
-            float(lr) * self.decay ** (t - 1),
-            self.batch,
-            make_optimiser(self.optimiser, self.momentum),
-            self.weight_decay,
-            self.clip,
-        )
+        lr = float(self.lr[t - 1] if isinstance(self.lr, Sequence) else self.lr) * self.decay ** (t - 1)
+        if self.schedule != "constant":
+            lr *= float(make_schedule(self.schedule)(t))
+        optimiser = self.client_optimiser
+        decay = 0.0 if isinstance(optimiser, AdamW) else self.weight_decay
+        return Solver(lr, self.batch, optimiser, decay, self.clip, self.replacement)
 
     def count(self, problem: "Problem", key: Key, clients: Sequence[int]) -> list[int]:
         """How many steps each of these clients makes in this round."""
@@ -155,7 +188,7 @@ def _check_counts(name: str, numbers: int | Sequence[int] | tuple[int, ...]) -> 
     for n in _each(numbers):
         if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
             raise InvalidInput(f"Local: {name} must be whole numbers from 1 up, got {n}")
+        if int(n) > MOST_STEPS:
+            raise InvalidInput(f"Local: {name} must be at most {MOST_STEPS}, got {n}")
     if isinstance(numbers, tuple) and (len(numbers) != 2 or numbers[0] > numbers[1]):
-        raise InvalidInput(
-            f"Local: {name}={numbers} should be (low, high); for one number a client give a list"
-        )
+        raise InvalidInput(f"Local: {name}={numbers} should be (low, high); for one number a client give a list")

@@ -9,8 +9,12 @@ import numpy as np
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, first_line, unknown
+from undrift.core.observe import Observing
+from undrift.core.optimiser import Optimiser
 from undrift.metrics.registry import METRICS, Metric, Probe
+from undrift.metrics.theory import Run, check_metric, find_metric, window_of
 from undrift.problems import Problem
+from undrift.problems.model import ModelProblem
 from undrift.problems.protocols import HasMetrics
 
 log = logging.getLogger("undrift")
@@ -36,14 +40,15 @@ class Evaluator:
     the model; other names, and functions, look at a `Probe`.
     """
 
-    def __init__(
-        self, problem: Problem, metrics: Sequence[str | Metric] | str | None, every: int, last: int
-    ):
+    def __init__(self, problem: Problem, metrics: Sequence[str | Metric] | str | None, every: int, last: int):
         self.problem, self.every, self.last = problem, every, last
         self.of_model: list[str] | None = None  # the problem's default ones
         self.of_probe: dict[str, Metric] = {}
+        self._named: list[str] = []  # those of the registry
         self._left_out: set[str] = set()
         self._recorded: set[str] = set()  # by metrics of the model
+        if metrics is None and isinstance(problem, ModelProblem) and problem.local_x0 is not None:
+            metrics = tuple(dict.fromkeys((*problem.default_metrics, "clients")))
         if metrics is not None:
             self._choose([metrics] if isinstance(metrics, str) or callable(metrics) else metrics)
 
@@ -54,22 +59,19 @@ class Evaluator:
 
     def _choose(self, metrics: Sequence[str | Metric]) -> None:
         if not isinstance(metrics, Iterable):
-            raise InvalidInput(
-                f"metrics are names or functions of a ud.Probe, one or a list of them, got {metrics!r}"
-            )
+            raise InvalidInput(f"metrics are names or functions of a ud.Probe, one or a list of them, got {metrics!r}")
         own = self.problem.metric_names if isinstance(self.problem, HasMetrics) else ("test",)
         self.of_model = []
         for each in metrics:
             if not isinstance(each, str):
                 if not callable(each) or isinstance(each, type):
-                    raise InvalidInput(
-                        f"metrics are names or functions of a ud.Probe, got {each!r}"
-                    )
+                    raise InvalidInput(f"metrics are names or functions of a ud.Probe, got {each!r}")
                 self._add(_name_of(each), each)
             elif each in own:
                 self.of_model.append(each)
-            elif each in METRICS:
-                self._add(each, METRICS[each])
+            elif (known := find_metric(each)) is not None:
+                self._add(each, known)
+                self._named.append(each)
             else:
                 raise unknown("metric", each, {*own, *METRICS})
 
@@ -78,6 +80,16 @@ class Evaluator:
             raise InvalidInput(
                 f"two metrics are called {name!r}: functions are recorded under their names, so give them different ones"
             )
+
+    def check(self, algorithm: Any, optimiser: Optimiser | None) -> None:
+        """Refuse metrics that a run cannot give."""
+        for name in self._named:
+            check_metric(name, Run(algorithm, self.problem, self.last, optimiser))
+
+    def observing(self, algorithm: Any) -> Observing | None:
+        """What its metrics need to see of local loops."""
+        drift, window = "drift" in self._named, max((window_of(n, algorithm) or 0 for n in self._named), default=0)
+        return Observing(self.every, self.last, drift, window) if drift or window else None
 
     def is_due(self, t: int) -> bool:
         """Whether round t is evaluated: every so many rounds, and the last."""
@@ -91,8 +103,12 @@ class Evaluator:
         else:
             for name in self.of_model:
                 found |= self.problem.evaluate_metric(name, x)
-        self._recorded = {*found}
+        self.note_recorded(found)
         return found
+
+    def note_recorded(self, found: Iterable[str]) -> None:
+        """These are recorded of the model, so no other metric may have their names."""
+        self._recorded = {*found}
 
     def evaluate_probe(self, probe: Callable[[], Probe]) -> dict[str, float]:
         """The metrics of a round.
@@ -107,9 +123,7 @@ class Evaluator:
                     found |= self._call(name, function, looked_at, found)
         return found
 
-    def _call(
-        self, name: str, function: Metric, probe: Probe, others: Mapping[str, float]
-    ) -> dict[str, float]:
+    def _call(self, name: str, function: Metric, probe: Probe, others: Mapping[str, float]) -> dict[str, float]:
         try:
             found = _numbers(name, function(probe))
             for key in found:

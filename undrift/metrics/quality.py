@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-HIGHER = ("accuracy", "auc", "f1", "precision", "recall", "score")
+HIGHER = ("accuracy", "auc", "auroc", "f1", "precision", "recall", "score")
+WHOLE = ("r2",)  # which is better when higher, too, but may be part of another word
 LAST = 100  # rounds that the papers average over, at most
 
 
@@ -14,7 +15,10 @@ def higher_is_better(metric: str) -> bool:
     >>> higher_is_better("client_accuracy_worst"), higher_is_better("grad_norm")
     (True, False)
     """
-    return any(word in metric.lower() for word in HIGHER)
+    name = metric.lower()
+    if name.startswith("client: "):  # whose name, whatever it is, is no metric
+        name = name.split()[-1]
+    return any(word in name for word in HIGHER) or any(word in name.split("_") for word in WHOLE)
 
 
 def usual_last(evaluated: int) -> int:

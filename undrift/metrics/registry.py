@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from undrift.core.algorithm import Cohort
+from undrift.core.algorithm import Cohort, HasControls
 from undrift.core.errors import InvalidInput
+from undrift.core.work import Solver
+from undrift.metrics.gradients import Gradients, gradients_at
 from undrift.problems import Problem
 
 
@@ -21,6 +24,9 @@ class Probe:
     cohort               whose updates the last server step used; None if the server did not step
     clients              client states after the round: `clients.gather([0, 3])` has a row for each of these clients
     problem              what is minimised: `problem.full_grad(x, [i])`, `problem.weights`, ...
+    algorithm, solver    the method, and the local solver of the round
+    drift                of the cohort's local models, where the metric "drift" is asked for
+    pseudo_gradients     of the last rounds, oldest first, and that of all clients at x_before: where "tau_error" is
     """
 
     round: int
@@ -30,6 +36,20 @@ class Probe:
     cohort: Cohort | None
     clients: Any
     problem: Problem
+    algorithm: Any
+    solver: Solver
+    drift: float | None = None
+    pseudo_gradients: tuple[Tensor, ...] = ()
+    pseudo_gradient_of_all: Tensor | None = None
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """The gradients of all clients at x_before, and the errors of their control variates if they keep any."""
+        algorithm, clients = self.algorithm, self.clients
+        controls = None
+        if isinstance(algorithm, HasControls):
+            controls = lambda who: algorithm.control(clients.gather(who))
+        return gradients_at(self.x_before, self.problem, self.solver.weight_decay, controls)
 
 
 Metric: TypeAlias = Callable[[Probe], float | Mapping[str, float]]

@@ -2,6 +2,7 @@
 
 protocols.py       what engines ask of a problem
 quadratic.py       quadratics, exact or with noise          synthetic.py   Synthetic(a, b)
+least_squares.py   quadratics whose samples differ
 federate.py        an nn.Module on clients' data: federate checks and deals (fitting.py), model.py computes,
                    evaluation.py measures quality
 heterogeneity.py   how different clients' data are

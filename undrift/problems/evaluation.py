@@ -1,7 +1,8 @@
 """Metrics of a model: its quality on held-out data and on those of clients, and the objective's gradient."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,14 +10,19 @@ from torch import Tensor
 from torch.func import vmap
 
 from undrift.compiler.kernels.dense import fast_layers
+from undrift.core.errors import unknown
 from undrift.data.assignment import group_by_client
+from undrift.data.trees import Tree, leaves, sample_count, take
+from undrift.problems.tasks import LOWER, TASK_METRICS, Tally
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
 
 EVALUATION_BATCH = 2048
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
-MODEL_METRICS = ("test", "train", "clients", "gradient")
+OF_MODEL = ("test", "train", "clients", "gradient")
+MODEL_METRICS = (*OF_MODEL, *TASK_METRICS)
+NAMED = 50  # clients that have lines of their own, at most
 
 
 def in_batches(n: int) -> list[slice]:
@@ -27,75 +33,100 @@ def in_batches(n: int) -> list[slice]:
 def evaluate(problem: "ModelProblem", name: str, x: Tensor) -> dict[str, float]:
     """One of MODEL_METRICS, of one model."""
     if name == "test":
-        return _quality(problem, x, *(problem.test or problem.held))
+        return quality(problem, [(x, *(problem.test or problem.held))])
     if name == "train":
-        quality = _quality(problem, x, *problem.held)
-        return {f"train_{metric}": value for metric, value in quality.items()}
+        found = quality(problem, [(x, *problem.held)])
+        return {f"train_{metric}": value for metric, value in found.items()}
     if name == "clients":
-        return _by_client(problem, x)
-    return {"grad_norm": _gradient_norm(problem, x)}
+        return quality_by_client(problem, lambda client: x)
+    if name == "gradient":
+        return {"grad_norm": _gradient_norm(problem, x)}
+    if problem.task is None or name not in problem.task.allowed:
+        raise unknown("metric", name, problem.metric_names)
+    found = quality(problem, [(x, *(problem.test or problem.held))], (name,))
+    return {metric: value for metric, value in found.items() if metric != "loss"}
 
 
 def evaluate_each(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]:
     """The default metrics of several models, `[models, D]`: all of them on a batch at once where that is possible."""
     X, Y = problem.test or problem.held
-    ignored = not Y.is_floating_point() and bool((Y < 0).any())
-    if problem.default_metrics != ("test",) or len(x) == 1 or ignored:
+    usual = problem.default_metrics == ("test",) and problem.gives_tensors and isinstance(Y, Tensor)
+    if not usual or len(x) == 1 or (not Y.is_floating_point() and bool((Y < 0).any())):
         return [problem.evaluate(row) for row in x]
     if len(x) > MODELS_AT_ONCE:
         parts = [evaluate_each(problem, some) for some in x.split(MODELS_AT_ONCE)]
         return [metrics for part in parts for metrics in part]
-    flat, total, right = problem.flat, torch.zeros(len(x), dtype=torch.float64), 0
+    flat, total = problem.flat, torch.zeros(len(x), dtype=torch.float64)
+    tallies = [Tally(problem.task) for _ in x]
     flat.template.eval()
-    classified = False
     with torch.no_grad(), fast_layers(several=True):
-        for some in in_batches(len(X)):
-            inputs, target = problem.prepared(X[some]), Y[some]
+        for some in in_batches(len(Y)):
+            inputs, target = problem.prepared(take(X, some)), Y[some]
             output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
             losses = vmap(lambda out: problem.loss(out, target))(output)  # noqa: B023
             total += losses.double().cpu() * len(target)
-            classified = _is_classification(output[0], target)
-            if classified:
-                right = right + (output.argmax(2) == target).flatten(1).sum(1)
-    n = len(X)
-    found = [{"loss": each / n} for each in total.tolist()]
-    if not classified:
-        return found
-    rates = [count / Y.numel() for count in torch.as_tensor(right).tolist()]
-    return [{**loss, "accuracy": rate} for loss, rate in zip(found, rates, strict=True)]
+            for tally, own in zip(tallies, output, strict=True):
+                tally.add(own, target)
+    return [{"loss": loss / len(Y), **tally.result()} for loss, tally in zip(total.tolist(), tallies, strict=True)]
 
 
-def _quality(problem: "ModelProblem", x: Tensor, X: Tensor, Y: Tensor) -> dict[str, float]:
-    """Loss, and accuracy if there is one, on these samples."""
+def quality(
+    problem: "ModelProblem",
+    models: Iterable[tuple[Tensor, Tree, Tree]],
+    metrics: Sequence[str] | None = None,
+    whose: Sequence[int] | None = None,
+) -> dict[str, float]:
+    """Loss, and the metrics of the task if there is one: of models, each on its own samples, all samples counted alike.
+
+    `whose` they are: BatchNorm layers have the statistics of that client's training samples, else of everyone's.
+    """
     problem.flat.template.eval()
-    total, weight, right, counted = 0.0, 0, 0, 0
+    total, weight, tally = 0.0, 0, Tally(problem.task, metrics)
     with torch.no_grad(), fast_layers(several=False):
-        for some in in_batches(len(X)):
-            output, target = problem.flat(x, problem.prepared(X[some])), Y[some]
-            # negative integers are targets to be ignored
-            count = len(target) if target.is_floating_point() else int((target >= 0).sum())
-            if count == 0:
-                continue
-            total, weight = total + float(problem.loss(output, target)) * count, weight + count
-            if _is_classification(output, target):
-                right += int((output.argmax(1) == target).sum())
-                counted += count
-    return {"loss": total / max(weight, 1)} | ({"accuracy": right / counted} if counted else {})
+        for (x, X, Y), client in zip(models, whose or repeat(None), strict=whose is not None):
+            with problem.statistics(x, client):
+                for some in in_batches(sample_count(X)):
+                    output, target = problem.flat(x, problem.prepared(take(X, some))), take(Y, some)
+                    n = _counted(target)
+                    if n == 0:
+                        continue
+                    total, weight = total + float(problem.loss(output, target)) * n, weight + n
+                    tally.add(output, target)
+    return {"loss": total / max(weight, 1), **tally.result()}
 
 
-def _by_client(problem: "ModelProblem", x: Tensor) -> dict[str, float]:
-    """Quality client by client: on its test samples where the data say whose they are, else on its own."""
+def _counted(target: Tree) -> int:
+    """How many targets a batch has; negative integers are targets to be ignored."""
+    one = leaves(target)[0]
+    return len(one) if one.is_floating_point() else int((one >= 0).sum())
+
+
+def samples_by_client(problem: "ModelProblem") -> dict[int, tuple[Tree, Tree]]:
+    """What each client is evaluated on: its test samples where the data say whose they are, else its own."""
     X, Y, parts = problem.X, problem.Y, problem.parts
+    numbers = list(range(parts.N))
     if problem.test is not None and problem.test_clients is not None:
         known = problem.test_clients >= 0
         if known.any():
-            X, Y = problem.test[0][known], problem.test[1][known]
+            X, Y = take(problem.test[0], known), take(problem.test[1], known)
             parts = group_by_client(problem.test_clients[known].numpy())
-    found = [_quality(problem, x, X[part], Y[part]) for part in map(parts.of, range(parts.N))]
-    metrics = _mean_and_worst("client_loss", [f["loss"] for f in found], worst="high")
-    if "accuracy" in found[0]:
-        rates = [f["accuracy"] for f in found]
-        metrics |= _mean_and_worst("client_accuracy", rates, worst="low")
+            assert parts.names is not None
+            numbers = parts.names.tolist()
+    which = [torch.as_tensor(parts.of(i)) for i in range(parts.N)]
+    return {client: (take(X, mine), take(Y, mine)) for client, mine in zip(numbers, which, strict=True)}
+
+
+def quality_by_client(problem: "ModelProblem", model: Callable[[int], Tensor]) -> dict[str, float]:
+    """Of each client's model on its samples: mean and worst tenth, and a line a client where these have names."""
+    each = samples_by_client(problem).items()
+    found = {i: quality(problem, [(model(i), *samples)], whose=[i]) for i, samples in each}
+    metrics: dict[str, float] = {}
+    for name in dict.fromkeys(name for each in found.values() for name in each):
+        values = [each[name] for each in found.values() if name in each]
+        metrics |= _mean_and_worst(f"client_{name}", values, worst="high" if name in LOWER else "low")
+    names = problem.parts.names
+    if names is not None and len(names) <= NAMED:
+        metrics |= {f"client: {names[i]} {name}": value for i, each in found.items() for name, value in each.items()}
     return metrics
 
 
@@ -112,11 +143,3 @@ def _mean_and_worst(name: str, values: Sequence[float], worst: str) -> dict[str,
     tenth = max(1, len(each) // 10)
     of_worst = each[:tenth] if worst == "low" else each[-tenth:]
     return {name: float(each.mean()), f"{name}_worst_tenth": float(of_worst.mean())}
-
-
-def _is_classification(output: Any, target: Tensor) -> bool:
-    """Whether output is scores [n, classes, ...] for integer targets [n, ...], beyond doubt."""
-    if not isinstance(output, Tensor) or target.is_floating_point() or output.dim() < 2:
-        return False
-    fits = output.shape[:1] + output.shape[2:] == target.shape
-    return fits and output.shape[1] > 1 and output.shape[1] not in target.shape[1:]

@@ -2,20 +2,23 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data.assignment import ClientIndices, Partition, Samples, assign_clients
 from undrift.data.augment import CropFlip
+from undrift.data.gather import Collate, Columns, Gathered, gather, gather_test
 from undrift.data.partitions import Natural
 from undrift.data.registry import Data
+from undrift.data.tables import is_table
+from undrift.data.trees import map_tree, sample_count, shapes
 from undrift.problems.evaluation import MODEL_METRICS
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import labels_of
@@ -29,7 +32,7 @@ def federate(
     *,
     model: nn.Module,
     loss: Loss,
-    clients: Partition | Sequence[Sequence[int]] | np.ndarray | Tensor,
+    clients: Partition | Sequence[Any] | np.ndarray | Tensor | str | None = None,
     weights: str | Sequence[float] | Tensor = "uniform",
     prepare: Prepare | None = None,
     augment: CropFlip | None = None,
@@ -37,24 +40,44 @@ def federate(
     test_samples: int | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
+    task: str | None = None,
+    inputs: str | Sequence[str] | None = None,
+    target: str | None = None,
+    collate: Collate | None = None,
+    local_parameters: str | Sequence[str] | None = None,
     figures: str | Sequence[str] | None = None,
 ) -> ModelProblem:
     """A federation from a model and data.
 
-    train, test   (inputs, targets) as tensors or arrays, a Dataset of such pairs, or what ud.load gives (with its test)
+    train, test   (inputs, targets), each a tensor, an array, or a dict or tuple of them; a Dataset or a list of samples;
+                  a pandas or Hugging Face table; a list or dict of such data, client by client; or what ud.load gives
+                  (with its test).  Inputs in a dict are given to the model by keywords where it takes them so, those in
+                  a tuple by position.
+    model         any nn.Module; its parameters are what is trained, and where it starts
     loss          loss(model(inputs), targets), a mean over samples, as F.cross_entropy
-    clients       a partition such as ud.Dirichlet(100, alpha=0.2); or the sample numbers of each client; or a client
-                  for every sample
+    clients       a partition such as ud.Dirichlet(100, alpha=0.2); the sample numbers of each client; a client for
+                  every sample; or the column of a table that names it.  By default those that the data have: the
+                  hospitals of ud.load("heart"), the entries of a list or dict.
     weights       of clients in the objective: "uniform" (Cheng, Sun, Karimireddy, Zaccone et al.), "samples", i.e.
                   n_i / n (Wang et al.), or numbers.  Every method averages with them.
     prepare       makes model inputs `[b, ...]` from a batch of stored ones, e.g. images kept as bytes
     augment       ud.CropFlip(): random crops and mirror images in training
-    metrics       what to record of a model: "test" loss and accuracy (of the training data if there are no others),
-                  "train", "clients" (mean and worst tenth), "gradient" (norm of the global objective's);
+    metrics       what to record of a model: "test" loss and the task's metrics (of the training data if there are no
+                  others), "train", "clients" (mean, worst tenth, and a line a client where these have names),
+                  "gradient" (norm of the global objective's), or one by name: "auroc", "f1", "top-5", ...;
                   `ud.run(metrics=...)` overrides it
     test_samples  evaluate on so many of the test samples, drawn once
     seed          of the partition
     device        where everything is computed, e.g. "cuda"; by default where the model is
+    task          "multi-class", "binary" (one output a sample), "multi-label" or "regression", if it is not what
+                  outputs, targets and loss look like
+    inputs        the columns of a table that are inputs, by default all others
+    target        the column of a table, or the part of a sample in a dict, that is the target: by default "labels",
+                  "label", "target" or "y"
+    collate       makes one batch of a list of samples, as of a DataLoader: called once with all of them, so that
+                  texts of different lengths are padded to the longest
+    local_parameters  parameters that clients keep to themselves, by name, layer or pattern, one or a list: "head" (FedPer),
+                  "batch-norm" (FedBN), "*.lora_A.*".  They do not travel; docs/personalisation.md
     figures       the old name of `metrics`
 
     >>> import undrift as ud, torch.nn.functional as F
@@ -62,37 +85,24 @@ def federate(
     >>> problem = ud.federate(data, model=nn.Linear(2, 3), loss=F.cross_entropy, clients=ud.IID(4))
     >>> problem.N, problem.x0.numel()
     (4, 9)
+    >>> hospitals = {"a": data, "b": data}
+    >>> ud.federate(hospitals, model=nn.Linear(2, 3), loss=F.cross_entropy).client_names
+    ('a', 'b')
     """
     check_value("federate", "seed", seed, int, within=f"[0, {2**64})")
     check_value("federate", "test_samples", test_samples, int, None, within="[1, inf)")
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model must be an nn.Module object, got {model!r}")
-    natural = test_natural = None
-    if isinstance(train, Data):
-        if test is None:  # a test set of one's own has nothing to do with the data's test clients
-            test, test_natural = train.test, train.test_clients
-        prepare = prepare or train.prepare
-        natural, train = train.clients, train.train
-    X, Y = _tensors(train, "train")
-    held_out = (
-        None if test is None else _tensors(test.train if isinstance(test, Data) else test, "test")
-    )
-    if held_out is not None and test_samples is not None and test_samples < len(held_out[0]):
-        kept = torch.as_tensor(
-            np.sort(
-                generator(Purpose.DATA, Key(seed, 0)).permutation(len(held_out[0]))[:test_samples]
-            )
-        )
-        held_out = held_out[0][kept], held_out[1][kept]
-        test_natural = None if test_natural is None else test_natural[kept]
-
-    def column(number: int) -> np.ndarray:
-        if X.dim() != 2 or not 0 <= number < X.shape[1]:
-            raise InvalidInput(f"inputs of shape {list(X.shape)} have no column {number}")
-        return X[:, number].numpy()
-
-    samples = Samples(len(X), labels_of(Y), column, None if natural is None else natural.numpy())
-    parts = assign_clients(clients, samples, seed)
+    column = clients if isinstance(clients, str) else None
+    if column is not None and not is_table(train):
+        raise InvalidInput(f"clients={column!r} names a column of a table, and train is a {type(train).__name__}")
+    columns = Columns(inputs, target, column, collate)
+    prepare = prepare or (train.prepare if isinstance(train, Data) else None)
+    own, held_out = gather(train, "train", columns), gather_test(train, test, columns)
+    if held_out is not None and test_samples is not None and test_samples < (n := sample_count(held_out.X)):
+        kept = np.sort(generator(Purpose.DATA, Key(seed, 0)).permutation(n)[:test_samples])
+        held_out = held_out.some(kept)
+    parts = _assign(own, None if column is not None else clients, seed)
     if figures is not None:
         warnings.warn("federate: figures is now called metrics", DeprecationWarning, stacklevel=2)
         metrics = figures
@@ -100,23 +110,58 @@ def federate(
     for name in names:
         if name not in MODEL_METRICS:
             raise unknown("metric", name, MODEL_METRICS)
-    flat = FlatModel(model, _device(device))
-    place = flat.x0.device
-    X, Y = X.to(place), Y.to(place)
-    held_out = None if held_out is None else (held_out[0].to(place), held_out[1].to(place))
-    return ModelProblem(
+    flat = FlatModel(model, _device(device), local_parameters)
+    to_device = lambda tree: map_tree(lambda t: t.to(flat.x0.device), tree)
+    problem = ModelProblem(
         flat,
         loss,
-        X,
-        Y,
+        to_device(own.X),
+        to_device(own.Y),
         parts,
-        held_out,
+        None if held_out is None else (to_device(held_out.X), to_device(held_out.Y)),
         _weights(weights, parts.sizes),
         prepare,
         augment,
         names,
-        _renumbered(test_natural, parts) if isinstance(clients, Natural) else None,
+        None if held_out is None else _clients_of_test(held_out, parts, own),
+        task,
     )
+    for name in names:
+        if name not in (*problem.metric_names, "clients"):
+            raise unknown(f"metric of a task that is {problem.task and problem.task.name}:", name, problem.metric_names)
+    return problem
+
+
+def _assign(own: Gathered, clients: Any, seed: int) -> ClientIndices:
+    """The samples of each client, which have the names that the data give them."""
+    if clients is None:
+        if own.clients is None:
+            raise InvalidInput(
+                "clients: these data name none: give a partition such as ud.Dirichlet(100, alpha=0.2), "
+                "or data client by client, in a list or dict"
+            )
+        clients = Natural()
+
+    def column(number: int) -> np.ndarray:
+        X = own.X
+        if not isinstance(X, Tensor) or X.dim() != 2 or not 0 <= number < X.shape[1]:
+            raise InvalidInput(f"inputs of shape {shapes(X)} have no column {number}")
+        return X[:, number].numpy()
+
+    samples = Samples(sample_count(own.X), labels_of(own.Y), column, own.clients)
+    parts = assign_clients(clients, samples, seed)
+    if not isinstance(clients, Natural) or parts.names is None or not own.names:
+        return parts
+    return replace(parts, names=np.array([own.names[int(number)] for number in parts.names]))
+
+
+def _clients_of_test(held_out: Gathered, parts: ClientIndices, own: Gathered) -> Tensor | None:
+    """Whose the test samples are, in the numbers that clients have here; -1: of nobody who takes part."""
+    if held_out.clients is None or parts.names is None or own.clients is None or not held_out.names:
+        return None
+    here = {str(name): i for i, name in enumerate(parts.names)}
+    each = np.array([here.get(name, -1) for name in held_out.names] + [-1])  # a client that is not in train is -1
+    return torch.as_tensor(each[held_out.clients])
 
 
 def _device(device: str | torch.device | None) -> torch.device | None:
@@ -126,9 +171,7 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise InvalidInput(
-            f"device must be 'cpu', 'cuda', 'cuda:1' or the like, got {device!r}"
-        ) from error
+        raise InvalidInput(f"device must be 'cpu', 'cuda', 'cuda:1' or the like, got {device!r}") from error
     if found.type == "cuda":
         count = torch.cuda.device_count()
         if (found.index or 0) >= count:
@@ -141,14 +184,6 @@ def _device(device: str | torch.device | None) -> torch.device | None:
     return found
 
 
-def _renumbered(test_clients: Tensor | None, parts: ClientIndices) -> Tensor | None:
-    """Whose the test samples are, in the numbers that clients have here; -1: of nobody who takes part."""
-    if test_clients is None or parts.names is None:
-        return test_clients
-    here = {int(name): i for i, name in enumerate(parts.names)}
-    return torch.tensor([here.get(int(name), -1) for name in test_clients.tolist()])
-
-
 def _weights(weights: str | Sequence[float] | Tensor, sizes: np.ndarray) -> np.ndarray:
     if not isinstance(weights, str):
         return client_weights(weights, len(sizes))
@@ -157,34 +192,3 @@ def _weights(weights: str | Sequence[float] | Tensor, sizes: np.ndarray) -> np.n
     if weights == "samples":
         return sizes / sizes.sum()
     raise InvalidInput(f"weights are 'uniform', 'samples' or numbers, got {weights!r}")
-
-
-def _tensors(data: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as two tensors, checked."""
-    try:
-        if isinstance(data, Dataset):
-            samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
-            X = torch.stack([torch.as_tensor(x) for x, _ in samples])
-            Y = torch.stack([torch.as_tensor(y) for _, y in samples])
-        elif isinstance(data, (tuple, list)) and len(data) == 2:
-            X, Y = (torch.as_tensor(part) for part in data)
-        else:
-            raise TypeError(f"got {type(data).__name__}")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(
-            f"{name} must be (inputs, targets), two tensors or arrays, or a Dataset of such pairs: {error}"
-        ) from error
-    if X.dim() == 0 or Y.dim() == 0 or len(X) != len(Y) or len(X) == 0:
-        counts = [len(part) if part.dim() else 0 for part in (X, Y)]
-        raise InvalidInput(
-            f"{name}: {counts[0]} inputs and {counts[1]} targets: give one target an input"
-        )
-    for what, values in (("inputs", X), ("targets", Y)):
-        if values.is_floating_point():
-            bad = ~values.reshape(len(values), -1).isfinite().all(1)
-            if bad.any():
-                first = int(bad.nonzero()[0])
-                raise InvalidInput(
-                    f"{name}: {int(bad.sum())} {what} have NaN or Inf, the first is sample {first}"
-                )
-    return X, Y

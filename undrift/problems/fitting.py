@@ -9,6 +9,8 @@ from torch import Tensor
 
 from undrift.core.errors import InvalidInput
 from undrift.data.augment import CropFlip
+from undrift.data.trees import Tree, equal, leaves, map_tree, sample_count, shapes, take
+from undrift.problems.tasks import Task, recognise_task
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
@@ -40,6 +42,16 @@ def check_model_fits_data(problem: "ModelProblem") -> bool:
     return draws
 
 
+def find_task(problem: "ModelProblem", said: str | None) -> tuple[Task | None, bool]:
+    """What the model is for, as far as that can be told, and whether its output is one tensor."""
+    which = torch.tensor([0, sample_count(problem.X) - 1])
+    problem.flat.template.eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        X, Y = problem.batch(which.to(problem.x0.device))
+        output = problem.flat(problem.x0, X)
+    return recognise_task(output, Y, problem.Y, problem.loss, said), isinstance(output, Tensor)
+
+
 def _draws_elsewhere(problem: "ModelProblem") -> bool:
     """Whether a training step draws numpy's or Python's numbers every time: once it may be another thread that did."""
     for _ in range(5):
@@ -52,43 +64,38 @@ def _draws_elsewhere(problem: "ModelProblem") -> bool:
 
 def _check_inputs(problem: "ModelProblem") -> None:
     """What makes inputs of stored samples must be repeatable, and augmentation must be given images."""
-    some = problem.X[[0, len(problem.X) - 1]]
+    some = take(problem.X, [0, sample_count(problem.X) - 1])
     once, again = problem.prepared(some), problem.prepared(some)
-    if not torch.equal(once, again):
+    if not equal(once, again):
         raise InvalidInput("prepare must make the same of the same sample: use augment for chance")
     if problem.augment is None:
         return
     if not isinstance(problem.augment, CropFlip):
-        raise InvalidInput(
-            f"augment must be an object such as ud.CropFlip(), got {problem.augment!r}"
-        )
-    if once.dim() != 4:
-        raise InvalidInput(
-            f"ud.CropFlip needs images [channels, height, width], inputs are {list(once.shape[1:])}"
-        )
+        raise InvalidInput(f"augment must be an object such as ud.CropFlip(), got {problem.augment!r}")
+    if not isinstance(once, Tensor) or once.dim() != 4:
+        raise InvalidInput(f"ud.CropFlip needs images [channels, height, width], inputs are {shapes(once)}")
 
 
-def _try(problem: "ModelProblem", X: Tensor, Y: Tensor, which: str) -> None:
-    for what, values in (("data", X), ("targets", Y)):
+def _try(problem: "ModelProblem", X: Tree, Y: Tree, which: str) -> None:
+    for what, values in [("data", t) for t in leaves(X)] + [("targets", t) for t in leaves(Y)]:
         prepared = what == "data" and problem.prepare is not None
         if values.is_floating_point() and values.dtype != problem.x0.dtype and not prepared:
             raise InvalidInput(
                 f"the {which}{what} are {values.dtype} and the model {problem.x0.dtype}: "
                 "convert one, e.g. data.float() or model.double()"
             )
-    some = [0, len(X) - 1]
-    if Y.dim() == 1:  # among them the extreme labels
+    some = [0, sample_count(X) - 1]
+    if isinstance(Y, Tensor) and Y.dim() == 1:  # among them the extreme labels
         some += [int(Y.argmin()), int(Y.argmax())]
     try:
-        inputs, targets = problem.prepared(X[some]), Y[some]
+        inputs, targets = problem.prepared(take(X, some)), take(Y, some)
         value = problem.mean_loss(problem.x0, inputs, targets)
         if not isinstance(value, Tensor) or value.numel() != 1 or not bool(value.isfinite()):
-            raise InvalidInput(
-                f"loss(model(inputs), targets) must be one finite number, got {value}"
-            )
+            raise InvalidInput(f"loss(model(inputs), targets) must be one finite number, got {value}")
         output = problem.flat(problem.x0, inputs)
-        if targets.is_floating_point() and isinstance(output, Tensor):
-            if output.shape != targets.shape and output.numel() == targets.numel():
+        if isinstance(targets, Tensor) and targets.is_floating_point() and isinstance(output, Tensor):
+            fits = output.shape == targets.shape or output.numel() != targets.numel()
+            if not fits and _broadcasts(problem, output, targets):
                 raise InvalidInput(
                     f"the model gives {list(output.shape)} for {which}targets {list(targets.shape)}: "
                     "they would be broadcast against each other; use y[:, None] or output.squeeze(1)"
@@ -99,9 +106,21 @@ def _try(problem: "ModelProblem", X: Tensor, Y: Tensor, which: str) -> None:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInput(
-            f"model and loss do not fit {which}data of shape {list(X.shape)} with targets of shape "
-            f"{list(Y.shape)}, {Y.dtype}: {reason}"
+            f"model and loss do not fit {which}data of shape {_whole_shapes(X)} with targets of shape "
+            f"{_whole_shapes(Y)}, {', '.join(dict.fromkeys(str(t.dtype) for t in leaves(Y)))}: {reason}"
         ) from error
+
+
+def _broadcasts(problem: "ModelProblem", output: Tensor, targets: Tensor) -> bool:
+    """Whether the loss mixes up samples: a loss that squeezes the output itself is the mean of those of single samples."""
+    with torch.no_grad():
+        whole = float(problem.loss(output, targets))
+        each = [float(problem.loss(output[i : i + 1], targets[i : i + 1])) for i in range(len(output))]
+    return abs(whole - sum(each) / len(each)) > 1e-4 * max(map(abs, each))
+
+
+def _whole_shapes(tree: Tree) -> Any:
+    return map_tree(lambda t: list(t.shape), tree)
 
 
 def _other_randomness() -> Any:

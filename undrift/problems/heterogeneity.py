@@ -7,14 +7,16 @@ import numpy as np
 from torch import Tensor
 
 from undrift.data.assignment import ClientIndices
+from undrift.data.trees import Tree
 
 SHOWN = 100  # clients in a picture
 LOOKED_AT = 20_000  # clients in the metrics of labels; more are sampled evenly
 
 
-def labels_of(Y: Tensor) -> np.ndarray | None:
+def labels_of(Y: Tree) -> np.ndarray | None:
     """One integer a sample, if that is what targets are."""
-    return Y.cpu().numpy() if Y.dim() == 1 and not Y.is_floating_point() else None
+    labels = isinstance(Y, Tensor) and Y.dim() == 1 and not Y.is_floating_point()
+    return Y.cpu().numpy() if labels else None
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,11 @@ class Heterogeneity:
     classes: int | None = None
     classes_held: float | None = None  # by a client, on average
     divergence: float | None = None
+    mean: float | None = None  # samples a client
 
     def __str__(self) -> str:
-        sizes = f"samples a client: {self.smallest} to {self.largest}, median {self.median:g}"
+        mean = "" if self.mean is None else f", mean {self.mean:.4g}"
+        sizes = f"samples a client: {self.smallest} to {self.largest}, median {self.median:g}{mean}"
         if self.classes is None:
             return sizes
         return (
@@ -47,12 +51,12 @@ def measure_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> He
     sizes = parts.sizes
     smallest, median, largest = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
     if labels is None:
-        return Heterogeneity(smallest, median, largest)
+        return Heterogeneity(smallest, median, largest, mean=float(sizes.mean()))
     counts, whole = _histograms(parts, labels, LOOKED_AT)
     shares = counts / counts.sum(1, keepdims=True)
     divergence = np.abs(shares - whole / whole.sum()).sum(1).mean() / 2
     held = (counts > 0).sum(1).mean()
-    return Heterogeneity(smallest, median, largest, len(whole), float(held), float(divergence))
+    return Heterogeneity(smallest, median, largest, len(whole), float(held), float(divergence), float(sizes.mean()))
 
 
 def summarise_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> dict[str, Any]:
@@ -71,15 +75,11 @@ def plot_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> Any:
     import matplotlib.pyplot as plt  # here, because it is slow to import and seldom needed
 
     rows = 1 if labels is None else 2
-    figure, axes = plt.subplots(
-        rows, 1, figsize=(9, 2.6 * rows), layout="constrained", squeeze=False
-    )
+    figure, axes = plt.subplots(rows, 1, figsize=(9, 2.6 * rows), layout="constrained", squeeze=False)
     if labels is not None:
         counts, whole = _histograms(parts, labels, SHOWN)
         shares = counts / counts.sum(1, keepdims=True)
-        image = axes[0, 0].imshow(
-            shares.T, aspect="auto", cmap="cividis", vmin=0, interpolation="none"
-        )
+        image = axes[0, 0].imshow(shares.T, aspect="auto", cmap="cividis", vmin=0, interpolation="none")
         axes[0, 0].set(xlabel=f"client ({len(counts)} of {parts.N:,})", ylabel="label")
         figure.colorbar(image, ax=axes[0, 0], label="share of its samples")
     axes[-1, 0].hist(parts.sizes, bins=40, color="#0072b2")
@@ -88,9 +88,7 @@ def plot_heterogeneity(parts: ClientIndices, labels: np.ndarray | None) -> Any:
     return figure
 
 
-def _histograms(
-    parts: ClientIndices, labels: np.ndarray, most: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _histograms(parts: ClientIndices, labels: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each label occurs with each of (at most so many) clients, and in all."""
     _, codes = np.unique(labels, return_inverse=True)
     C = int(codes.max()) + 1

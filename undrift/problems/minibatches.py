@@ -61,15 +61,17 @@ def draw_minibatches(
     seeded: bool,
     augment: CropFlip | None,
     numbers: Callable[[Tensor], Tensor],
+    replacement: bool = False,
 ) -> Minibatches:
-    """Minibatches of each: pass after pass over a client's data, each in a new order.
+    """Minibatches of each: pass after pass over a client's data, each in a new order, or with replacement.
 
     `numbers` are those of the samples that lie at given positions, `[K, S, batch]`.
     """
     sizes = [source.size for source in each]
     width = [n if batch is None else min(batch, n) for n in sizes]
     alike = len({*steps}) == len({*width}) == 1
-    positions = _side_by_side(list(map(_one, each, steps, width)), steps, width, alike)
+    of_one = _independent if replacement else _one
+    positions = _side_by_side(list(map(of_one, each, steps, width)), steps, width, alike)
     positions += np.array([source.begin for source in each])[:, None]
     shape = positions.shape
     seeds = np.zeros(shape[:2], dtype=np.int64) if seeded else None
@@ -81,8 +83,9 @@ def draw_minibatches(
         if augment is not None and crops is not None:
             random = stream(Purpose.AUGMENTATION, source.key, source.client)
             crops[:k, row, :size] = augment.draw(random, (k, size))
-    whole = alike and all(steps[0] * width[0] <= n or n % width[0] == 0 for n in sizes)
-    counts = np.full(shape[:2], width[0]) if whole else _counts(sizes, width, steps)
+    whole = alike and (replacement or all(steps[0] * width[0] <= n or n % width[0] == 0 for n in sizes))
+    a_pass = width if replacement else sizes  # no minibatch of independent samples is short
+    counts = np.full(shape[:2], width[0]) if whole else _counts(a_pass, width, steps)
     samples = numbers(torch.from_numpy(positions))
     return Minibatches(
         samples.transpose(0, 1),
@@ -116,9 +119,12 @@ def _one(source: Source, K: int, width: int) -> np.ndarray:
     return found[: K * width]
 
 
-def _side_by_side(
-    rows: Sequence[np.ndarray], steps: Sequence[int], width: Sequence[int], alike: bool
-) -> np.ndarray:
+def _independent(source: Source, K: int, width: int) -> np.ndarray:
+    """The same with every sample drawn on its own, all equally likely."""
+    return stream(Purpose.MINIBATCH, source.key, source.client).integers(source.size, size=K * width)
+
+
+def _side_by_side(rows: Sequence[np.ndarray], steps: Sequence[int], width: Sequence[int], alike: bool) -> np.ndarray:
     """The minibatches of all clients, `[K, S, batch]`, with room for the most steps and the widest of them."""
     # steps come first in memory, because one step of all clients is what is read at a time
     K, S, most = max(steps), len(rows), max(width)

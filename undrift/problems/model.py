@@ -1,6 +1,7 @@
 """A torch model on data that are spread over clients."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from undrift.core.errors import first_line
 from undrift.core.rng import Key
 from undrift.data.assignment import ClientIndices
 from undrift.data.augment import CropFlip
-from undrift.problems.evaluation import MODEL_METRICS, evaluate, in_batches
-from undrift.problems.fitting import check_model_fits_data
+from undrift.data.trees import Tree, leaves, map_tree, sample_count, shapes, take, tree_flatten, tree_unflatten
+from undrift.problems.evaluation import EVALUATION_BATCH, OF_MODEL, evaluate, in_batches
+from undrift.problems.fitting import check_model_fits_data, find_task
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import (
     Heterogeneity,
@@ -28,42 +31,47 @@ from undrift.problems.heterogeneity import (
 )
 from undrift.problems.minibatches import Minibatches, Source, draw_minibatches, sources
 
-Loss = Callable[[Any, Tensor], Tensor]
-Prepare = Callable[[Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
+Prepare = Callable[[Any], Any]
 
 
 class ModelProblem:
     """One copy of the data; a client is a range of an index into it.  Made by `federate`."""
 
     reopen: "Callable[[], ModelProblem] | None" = None  # reads the same on another machine
-    hidden_randomness = (
-        False  # whether the model draws torch's random numbers, beside nn.Dropout layers
-    )
+    hidden_randomness = False  # whether the model draws torch's random numbers, beside nn.Dropout layers
 
     def __init__(
         self,
         flat: FlatModel,
         loss: Loss,
-        X: Tensor,
-        Y: Tensor,
+        X: Tree,
+        Y: Tree,
         parts: ClientIndices,
-        test: tuple[Tensor, Tensor] | None,
+        test: tuple[Tree, Tree] | None,
         weights: np.ndarray,
         prepare: Prepare | None,
         augment: CropFlip | None,
         metrics: tuple[str, ...],
         test_clients: Tensor | None,
+        task: str | None = None,
     ):
         self.flat, self.loss, self.X, self.Y, self.test = flat, loss, X, Y, test
         self.parts, self.weights, self.default_metrics = parts, weights, metrics
         self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
         self.index = torch.as_tensor(parts.index)
-        self.x0 = flat.x0
+        self.x0, self.local_x0 = flat.x0, flat.local_x0
         self.hidden_randomness = check_model_fits_data(self)
+        self.task, self.gives_tensors = find_task(self, task)
 
     @property
     def N(self) -> int:
         return self.parts.N
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """What the data call client 0, 1, ...; empty if they do not."""
+        return () if self.parts.names is None else tuple(map(str, self.parts.names))
 
     def size(self, client: int) -> int:
         """How many samples a client has."""
@@ -78,9 +86,7 @@ class ModelProblem:
     def steps_per_epoch(self, client: int, batch: int | None) -> int:
         return 1 if batch is None else -(-self.size(client) // batch)
 
-    def draw(
-        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> Minibatches:
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None) -> Minibatches:
         return self._draw(sources(self.parts, clients, repeat(key)), steps, batch)
 
     def draw_each(
@@ -95,12 +101,26 @@ class ModelProblem:
         keys = [replace(key, round=t) for t in rounds]
         return self._draw(sources(self.parts, clients, keys), steps, batch)
 
-    def _draw(self, each: Sequence[Source], steps: Sequence[int], batch: int | None) -> Minibatches:
-        return draw_minibatches(each, steps, batch, self.seeded, self.augment, self._numbers)
+    def draw_with_replacement(
+        self,
+        key: Key,
+        rounds: Sequence[int],
+        clients: Sequence[int],
+        steps: Sequence[int],
+        batch: int | None,
+    ) -> Minibatches:
+        """The same with every sample drawn on its own."""
+        keys = [replace(key, round=t) for t in rounds]
+        return self._draw(sources(self.parts, clients, keys), steps, batch, replacement=True)
+
+    def _draw(
+        self, each: Sequence[Source], steps: Sequence[int], batch: int | None, replacement: bool = False
+    ) -> Minibatches:
+        return draw_minibatches(each, steps, batch, self.seeded, self.augment, self._numbers, replacement)
 
     def _numbers(self, positions: Tensor) -> Tensor:
         """The numbers of the samples at these positions of the index, where the data are."""
-        return self.index[positions].to(self.X.device)
+        return self.index[positions].to(self.x0.device)
 
     @property
     def seeded(self) -> bool:
@@ -114,10 +134,8 @@ class ModelProblem:
         if y.dim() == 1:
             count = int(minibatches.counts[0, k])
             mine = None if drawn is None else drawn[0, :count]
-            X = self.prepared(self.X[samples[0, :count]], mine)
-            return self.gradient(
-                y, X, self.Y[samples[0, :count]], None if seed is None else seed[0]
-            )
+            X, Y = self.batch(samples[0, :count], mine)
+            return self.gradient(y, X, Y, None if seed is None else seed[0])
         counts = minibatches.counts[:, k]
         found = torch.zeros_like(y)
         for count in counts.unique().tolist():  # short minibatches apart: nothing is padded
@@ -126,10 +144,9 @@ class ModelProblem:
             rows = (counts == count).nonzero().flatten()
             # As in the batched engine: a batch of one client takes other kernels, so a lone one is computed twice.
             here = rows.repeat(2) if len(rows) == 1 else rows
-            which = samples[here, :count]
-            X = self.prepared(self.X[which], None if drawn is None else drawn[here, :count])
+            X, Y = self.batch(samples[here, :count], None if drawn is None else drawn[here, :count])
             seeds_here = None if seed is None else seed[here]
-            found[rows] = self._gradients(y[here], X, self.Y[which], seeds_here)[: len(rows)]
+            found[rows] = self._gradients(y[here], X, Y, seeds_here)[: len(rows)]
         return found
 
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
@@ -143,13 +160,17 @@ class ModelProblem:
         for row, i in zip(rows, clients, strict=True):
             mine, total = self.samples(i), torch.zeros_like(row)
             for some in in_batches(len(mine)):
-                X, Y = self.prepared(self.X[mine[some]]), self.Y[mine[some]]
-                part = self.gradient(row, X, Y, torch.tensor(0), training=False)
-                total += part * (len(Y) / len(mine))
+                part = self.gradient(row, *self.batch(mine[some]), torch.tensor(0), training=False)
+                total += part * (len(mine[some]) / len(mine))
             found.append(total)
         return found[0] if y.dim() == 1 else torch.stack(found)
 
-    metric_names = MODEL_METRICS
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics of a model that make sense here."""
+        # with parameters of their own, clients' quality is a metric of their states, too
+        own = OF_MODEL if self.local_x0 is None else tuple(name for name in OF_MODEL if name != "clients")
+        return own + (self.task.allowed if self.task else ())
 
     def evaluate(self, x: Tensor) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -161,17 +182,13 @@ class ModelProblem:
         return evaluate(self, name, x)
 
     @cached_property
-    def held(self) -> tuple[Tensor, Tensor]:
+    def held(self) -> tuple[Tree, Tree]:
         """The training samples that some client holds."""
-        held = np.zeros(len(self.X), dtype=bool)
-        edges = np.zeros(len(self.parts.index) + 1, dtype=np.int64)
-        np.add.at(edges, self.parts.starts, 1)
-        np.add.at(edges, self.parts.starts + self.parts.sizes, -1)
-        held[self.parts.index[np.cumsum(edges)[:-1] > 0]] = True
+        held = self.parts.held(sample_count(self.X))
         if held.all():
             return self.X, self.Y
         which = torch.as_tensor(np.flatnonzero(held))
-        return self.X[which], self.Y[which]
+        return take(self.X, which), take(self.Y, which)
 
     @cached_property
     def _convolves(self) -> bool:
@@ -184,7 +201,7 @@ class ModelProblem:
 
     def batch_bytes(self, batch: int | None) -> int:
         """What one client's minibatch takes while it is computed: inputs, and activations by rule of thumb."""
-        return 4 * self.widest(batch) * self.prepared(self.X[:1]).nbytes
+        return 4 * self.widest(batch) * sum(t.nbytes for t in leaves(self.prepared(take(self.X, slice(1)))))
 
     def step_flops(self, batch: int | None) -> float:
         """Floating-point operations of one client's gradient: forward, and twice as many backward."""
@@ -195,7 +212,7 @@ class ModelProblem:
         """Of one sample: counted once, on one sample; at least those of a dense model of this size."""
         self.flat.template.eval()
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            self.flat(self.x0, self.prepared(self.X[:1]))
+            self.flat(self.x0, self.prepared(take(self.X, slice(1))))
         return float(max(counter.get_total_flops(), 2 * self.x0.numel()))
 
     @cached_property
@@ -207,8 +224,7 @@ class ModelProblem:
             return "torch has no batching rule for recurrent layers"
         try:
             pair = torch.zeros(2, 2, dtype=torch.int64)
-            X, Y = self.prepared(self.X[pair]), self.Y[pair]
-            self._gradients(self.x0.repeat(2, 1), X, Y, torch.zeros(2, dtype=torch.int64))
+            self._gradients(self.x0.repeat(2, 1), *self.batch(pair), torch.zeros(2, dtype=torch.int64))
         except Exception as error:  # torch raises many kinds for what it cannot batch
             return f"torch cannot batch it ({str(error).splitlines()[0]})"
         return None
@@ -217,16 +233,13 @@ class ModelProblem:
 
     @property
     def pieces(self) -> list[int]:
-        """The sizes of the parameters, in the order in which they lie in a vector."""
         return self.flat.sizes
 
-    def resident(self) -> tuple[Tensor, Tensor]:
+    def resident(self) -> list[Tensor]:
         """What gradients read besides minibatches."""
-        return self.X, self.Y
+        return [*leaves(self.X), *leaves(self.Y)]
 
-    def inputs(
-        self, minibatches: Minibatches, K: int, batch: int | None
-    ) -> list[tuple[Tensor | None, ...]]:
+    def inputs(self, minibatches: Minibatches, K: int, batch: int | None) -> list[tuple[Tensor | None, ...]]:
         """What `grad_of` is given, step by step: samples, their shares in the mean if some are short, seeds, crops."""
         minibatches = minibatches.widened(self.widest(batch))
         shares = None
@@ -248,15 +261,12 @@ class ModelProblem:
         """Samples of the largest client: looked up once, since it takes as long as there are clients."""
         return int(self.parts.sizes.max())
 
-    def grad_of(
-        self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
-    ) -> Tensor:
+    def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]) -> Tensor:
         """The gradient as a function of nothing but tensors: `[S, D]`, every client on its minibatch."""
         samples, shares, seeds, drawn = minibatch
         assert samples is not None
-        X, Y = self.prepared(resident[0][samples], drawn), resident[1][samples]
         loss: Callable[..., Tensor] = self.mean_loss
-        given: list[Any] = [X, Y, seeds]
+        given: list[Any] = [*self.batch(samples, drawn, resident), seeds]
         if shares is not None:
             loss, given = self.shared_loss, [*given, shares]
         self.flat.template.train()
@@ -264,32 +274,38 @@ class ModelProblem:
             each = (0, *(None if x is None else 0 for x in given))
             return vmap(grad(loss), in_dims=each)(y, *given)
         # alone, without vmap, which would have it laid out otherwise
-        given = [None if x is None else x.squeeze(0) for x in given]
+        given = [None if x is None else map_tree(lambda t: t.squeeze(0), x) for x in given]
         given[0] = self._laid_out(given[0])
         return grad(loss)(y.view(-1), *given).view(1, -1)
 
-    def shared_loss(
-        self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None, shares: Tensor
-    ) -> Tensor:
+    def shared_loss(self, y: Tensor, X: Tree, Y: Tree, seed: Tensor | None, shares: Tensor) -> Tensor:
         """The mean loss of those samples that have a share: a short minibatch filled up with others."""
-        each = vmap(lambda out, target: self.loss(out.unsqueeze(0), target.unsqueeze(0)))
+        alone = lambda tree: map_tree(lambda t: t.unsqueeze(0), tree)
+        each = vmap(lambda out, target: self.loss(alone(out), alone(target)))
         return shares @ each(self.flat(y, X, seed), Y).to(shares.dtype)
 
     def not_compiled(self, minibatch: Sequence[Tensor | None]) -> str | None:
         """Why such minibatches cannot be computed by a compiled step, if they cannot."""
+        if self.local_x0 is not None:
+            return "clients have parameters of their own"
         return self.not_batched or (self._not_a_mean if minibatch[1] is not None else None)
 
     @cached_property
     def _not_a_mean(self) -> str | None:
         """Why the loss of a short minibatch cannot be found in a full one, if it cannot."""
-        if not self.Y.is_floating_point() and bool((self.Y < 0).any()):
+        if any(not Y.is_floating_point() and bool((Y < 0).any()) for Y in leaves(self.Y)):
             return "some targets are negative, which a loss may ignore, and minibatches are of unequal size"
-        some = torch.arange(4).remainder(len(self.X)).unsqueeze(0)
+        some = torch.arange(4).remainder(sample_count(self.X)).unsqueeze(0)
         seed = torch.zeros(1, dtype=torch.int64) if self.flat.dropouts else None
         shares = torch.tensor([[1, 1, 1, 0]], dtype=self.x0.dtype) / 3
-        y, X, Y = self.x0.unsqueeze(0), self.prepared(self.X[some]), self.Y[some]
-        padded = self.grad_of(y, self.resident(), (some, shares, seed, None))
-        short = self._gradients(y, X[:, :3], Y[:, :3], seed)
+        y = self.x0.unsqueeze(0)
+        try:
+            padded = self.grad_of(y, self.resident(), (some, shares, seed, None))
+        except Exception as error:  # outputs that are no tensors of a row a sample, and what else torch cannot batch
+            return (
+                f"the loss of single samples cannot be found ({first_line(error)}), and minibatches are of unequal size"
+            )
+        short = self._gradients(y, *self.batch(some[:, :3]), seed)
         off = float((padded - short).norm() / short.norm().clamp(min=1e-12))
         if off > 1e3 * torch.finfo(self.x0.dtype).eps:
             return "the loss of a minibatch is no mean over its samples, and minibatches are of unequal size"
@@ -299,12 +315,7 @@ class ModelProblem:
 
     @property
     def not_shared(self) -> str | None:
-        """Why threads cannot compute clients side by side, if they cannot."""
-        return (
-            "its random numbers are torch's, which threads share"
-            if self.hidden_randomness
-            else None
-        )
+        return "its random numbers are torch's, which threads share" if self.hidden_randomness else None
 
     def twin(self) -> "ModelProblem":
         """The same problem with a model of its own, for another thread."""
@@ -312,9 +323,20 @@ class ModelProblem:
         other.flat = deepcopy(self.flat)
         return other
 
-    def module(self, x: Tensor) -> nn.Module:
-        """The model with these parameters."""
-        return self.flat.module(x)
+    def module(self, x: Tensor, client: int | None = None) -> nn.Module:
+        """The model with these parameters, BatchNorm layers with the statistics of a client's or everyone's samples."""
+        with torch.no_grad(), self.statistics(x, client):
+            return self.flat.module(x)
+
+    def statistics(self, x: Tensor, client: int | None) -> AbstractContextManager[None]:
+        """Evaluate BatchNorm layers, if there are any, with the statistics of training samples: a client's, or of all."""
+        if not self.flat.norms:
+            return nullcontext()
+        held = torch.as_tensor(self.parts.index) if client is None else self.samples(client)
+        if client is None:  # some of everyone's
+            held = held[:: max(1, len(held) // EVALUATION_BATCH)]
+        self.flat.template.eval()
+        return self.flat.statistics_of(x, (self.batch(held[some])[0] for some in in_batches(len(held))))
 
     def named_parameters(self, x: Tensor) -> dict[str, Tensor]:
         """The parameters in a vector, by their names in the model."""
@@ -324,21 +346,24 @@ class ModelProblem:
         """How much clients differ, in numbers."""
         return measure_heterogeneity(self.parts, labels_of(self.Y))
 
-    def describe(self) -> None:
-        """Print what the federation is made of."""
-        samples = f"{len(self.held[0]):,} samples, inputs {list(self.X.shape[1:])}, {self.x0.numel():,} parameters"
+    def describe(self, batch: int | None = None) -> None:
+        """Print what the federation is made of; with a batch, also how many local steps an epoch has."""
+        samples = f"{sample_count(self.held[0]):,} samples, inputs {shapes(self.X)}, {self.x0.numel():,} parameters"
         how = f" by {self.parts.partition}" if self.parts.partition else ""
         print(f"{self.N:,} clients{how}, {samples}\n{self.heterogeneity()}")
+        if self.local_x0 is not None:
+            names = ", ".join(self.flat.local_names)
+            print(f"{self.local_x0.numel():,} more are clients' own ({names}); 'test' has them as they were initially")
+        if batch is not None:
+            steps = np.maximum(-(-self.parts.sizes // batch), 1)
+            ends = f"{steps.min()} to {steps.max()}, mean {steps.mean():.4g}"
+            print(f"local steps an epoch with batch {batch}: {ends}")
 
     def summary(self) -> dict[str, Any]:
         """What the federation is made of, as JSON holds it."""
         about: dict[str, Any] = {"clients": self.N, "partition": self.parts.partition}
-        about |= {"samples": len(self.held[0]), "inputs": list(self.X.shape[1:])}
-        return (
-            about
-            | {"parameters": self.x0.numel()}
-            | summarise_heterogeneity(self.parts, labels_of(self.Y))
-        )
+        about |= {"samples": sample_count(self.held[0]), "inputs": shapes(self.X)}
+        return about | {"parameters": self.x0.numel()} | summarise_heterogeneity(self.parts, labels_of(self.Y))
 
     def plot(self) -> Any:
         """A matplotlib figure: the labels of each client, and the sizes."""
@@ -346,27 +371,36 @@ class ModelProblem:
 
     # how it is computed
 
-    def prepared(self, stored: Tensor, drawn: Tensor | None = None) -> Tensor:
+    def batch(
+        self, samples: Tensor, drawn: Tensor | None = None, resident: Sequence[Tensor] | None = None
+    ) -> tuple[Tree, Tree]:
+        """Model inputs and targets of these samples, of the data or of what stands for them in a trace."""
+        data = self.X, self.Y
+        if resident is not None:
+            data = tree_unflatten(list(resident), tree_flatten(data)[1])
+        return self.prepared(take(data[0], samples), drawn), take(data[1], samples)
+
+    def prepared(self, stored: Tree, drawn: Tensor | None = None) -> Tree:
         """Model inputs from stored ones: augmented, prepared, in the model's dtype."""
-        lead = stored.shape[: stored.dim() - self.X.dim() + 1]
-        batch = stored.reshape(-1, *self.X.shape[1:])  # one batch, whatever the engine
+        one, whole = leaves(stored)[0], leaves(self.X)[0]
+        lead = one.shape[: one.dim() - whole.dim() + 1]
+        batch = map_tree(lambda t: t.reshape(-1, *t.shape[len(lead) :]), stored)  # one batch, whatever the engine
         flat = None if drawn is None else drawn.reshape(-1, drawn.shape[-1])
-        images_are_stored = self.X.dim() == 4  # else they are what prepare makes
+        images_are_stored = whole.dim() == 4  # else they are what prepare makes
         if flat is not None and self.augment is not None and images_are_stored:
             batch = self.augment.apply(batch, flat)
         if self.prepare is not None:
-            batch = self.prepare(batch)
-            if batch.is_floating_point():
-                batch = batch.to(self.x0.dtype)
+            in_dtype = lambda t: t.to(self.x0.dtype) if t.is_floating_point() else t
+            batch = map_tree(in_dtype, self.prepare(batch))
         if flat is not None and self.augment is not None and not images_are_stored:
             batch = self.augment.apply(batch, flat)
-        return batch.reshape(*lead, *batch.shape[1:])
+        return map_tree(lambda t: t.reshape(*lead, *t.shape[1:]), batch)
 
-    def gradient(
-        self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None, training: bool = True
-    ) -> Tensor:
+    def gradient(self, y: Tensor, X: Tree, Y: Tree, seed: Tensor | None, training: bool = True) -> Tensor:
         """Of one client."""
         self.flat.template.train(training)
+        for layer in self.flat.norms:
+            layer.train()
         X, y = self._laid_out(X), y.detach().requires_grad_()
         if seed is None or not self.hidden_randomness:
             with torch.enable_grad():
@@ -375,16 +409,16 @@ class ModelProblem:
             torch.manual_seed(int(seed))  # the same minibatch draws the same numbers
             return torch.autograd.grad(self.mean_loss(y, X, Y, seed), y)[0]
 
-    def _laid_out(self, X: Tensor) -> Tensor:
+    def _laid_out(self, X: Tree) -> Tree:
         """A minibatch of one client, laid out as convolutions are fastest."""
-        last = X.dim() == 4 and self._convolves
+        last = isinstance(X, Tensor) and X.dim() == 4 and self._convolves
         return X.contiguous(memory_format=torch.channels_last) if last else X
 
-    def _gradients(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None) -> Tensor:
+    def _gradients(self, y: Tensor, X: Tree, Y: Tree, seed: Tensor | None) -> Tensor:
         """Of several clients with minibatches of one size."""
         self.flat.template.train()
         each = (0, 0, 0, None if seed is None else 0)
         return vmap(grad(self.mean_loss), in_dims=each)(y, X, Y, seed)
 
-    def mean_loss(self, y: Tensor, X: Tensor, Y: Tensor, seed: Tensor | None = None) -> Tensor:
+    def mean_loss(self, y: Tensor, X: Tree, Y: Tree, seed: Tensor | None = None) -> Tensor:
         return self.loss(self.flat(y, X, seed), Y)

@@ -33,9 +33,7 @@ class Problem(Protocol):
         """Minibatches in one pass over a client's data."""
         ...
 
-    def draw(
-        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> Any:
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None) -> Any:
         """The minibatches of one local loop, by key; only `grad` looks inside."""
         ...
 
@@ -67,15 +65,27 @@ class DrawsByRound(Protocol):
 
 
 @runtime_checkable
+class DrawsWithReplacement(Protocol):
+    """Can draw every sample of a minibatch on its own, as theory has it; `rounds` as in `DrawsByRound`."""
+
+    def draw_with_replacement(
+        self,
+        key: Key,
+        rounds: Sequence[int],
+        clients: Sequence[int],
+        steps: Sequence[int],
+        batch: int | None,
+    ) -> Any: ...
+
+
+@runtime_checkable
 class Traceable(Protocol):
     """Has a gradient that is a function of tensors alone, for the compiled engine."""
 
     @property
     def x0(self) -> Tensor: ...
 
-    def draw(
-        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> Any: ...
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None) -> Any: ...
 
     @property
     def pieces(self) -> Sequence[int]:
@@ -155,6 +165,13 @@ class Reopenable(Protocol):
 
 
 @runtime_checkable
+class HasFullGradient(Protocol):
+    """Has the gradients of clients' whole objectives, which metrics of the theory ask for."""
+
+    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor: ...
+
+
+@runtime_checkable
 class HasMetrics(Protocol):
     """Has several metrics of a model, by name."""
 
@@ -168,8 +185,8 @@ class HasMetrics(Protocol):
 class FromModule(Protocol):
     """Is made from an nn.Module."""
 
-    def module(self, x: Tensor) -> nn.Module:
-        """The module with these parameters."""
+    def module(self, x: Tensor, client: int | None = None) -> nn.Module:
+        """The module with these parameters, a client's if these are."""
         ...
 
     def named_parameters(self, x: Tensor) -> dict[str, Tensor]:

@@ -35,13 +35,9 @@ class Quadratic:
     ):
         H, e = torch.as_tensor(H), torch.as_tensor(e)
         if H.dim() != 3 or H.shape[1] != H.shape[2] or e.shape != H.shape[:2]:
-            raise InvalidInput(
-                f"Quadratic needs H [N, d, d] and e [N, d]; got {list(H.shape)} and {list(e.shape)}"
-            )
+            raise InvalidInput(f"Quadratic needs H [N, d, d] and e [N, d]; got {list(H.shape)} and {list(e.shape)}")
         if H.dtype != e.dtype or not H.is_floating_point():
-            raise InvalidInput(
-                f"Quadratic needs H and e of one floating type; got {H.dtype} and {e.dtype}"
-            )
+            raise InvalidInput(f"Quadratic needs H and e of one floating type; got {H.dtype} and {e.dtype}")
         for name, value in (("H", H), ("e", e)):
             bad = ~torch.isfinite(value).flatten(1).all(1)
             if bad.any():
@@ -90,6 +86,8 @@ class Quadratic:
         noise = self._noise(key, rounds, clients, steps) if self.variance else None
         return *self._of(clients), noise
 
+    draw_with_replacement = draw_each  # there are no samples: every draw is on its own already
+
     def grad(self, y: Tensor, minibatches: tuple[Tensor, Tensor, Tensor | None], k: int) -> Tensor:
         H, e, noise = minibatches
         g = _gradient(H, e, y)
@@ -121,9 +119,7 @@ class Quadratic:
             return [(H, e, None)] * K
         return [(H, e, each) for each in noise.transpose(0, 1).contiguous().unbind()]
 
-    def grad_of(
-        self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
-    ) -> Tensor:
+    def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]) -> Tensor:
         H, e, noise = minibatch
         assert H is not None and e is not None
         return _gradient(H, e, y) if noise is None else _gradient(H, e, y) + noise
@@ -141,13 +137,17 @@ class Quadratic:
             "distance": float(away.norm()),
         }
 
+    metric_names = ("test", "gradient")
+
+    def evaluate_metric(self, name: str, x: Tensor) -> dict[str, float]:
+        found = self.evaluate(x)
+        return found if name == "test" else {"grad_norm": found["grad_norm"]}
+
     def _of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
         which = torch.as_tensor(clients, device=self.H.device)
         return self.H[which], self.e[which]
 
-    def _noise(
-        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int]
-    ) -> Tensor:
+    def _noise(self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int]) -> Tensor:
         d = self.H.shape[1]
         noise = np.zeros((len(clients), max(steps), d))
         for row, (i, t, K) in enumerate(zip(clients, rounds, steps, strict=True)):

@@ -25,11 +25,7 @@ def client_weights(weights: Sequence[float] | Tensor | None, N: int) -> np.ndarr
         raise InvalidInput(f"weights: got {len(p)} for {N} clients")
     if not torch.isfinite(p).all() or (p < 0).any():
         worst = int(torch.where(torch.isfinite(p), p, -torch.inf).argmin())
-        raise InvalidInput(
-            f"weights must be finite and not negative; client {worst} has {p[worst]:g}"
-        )
+        raise InvalidInput(f"weights must be finite and not negative; client {worst} has {p[worst]:g}")
     if abs(float(p.sum()) - 1) > 1e-6:
-        raise InvalidInput(
-            f"weights must sum to 1, these sum to {float(p.sum()):g}: divide them by their sum"
-        )
+        raise InvalidInput(f"weights must sum to 1, these sum to {float(p.sum()):g}: divide them by their sum")
     return p.numpy()

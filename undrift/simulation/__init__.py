@@ -1,7 +1,9 @@
 """Federated rounds on one machine or a cluster.  Each module imports only those below it.
 
 batched_runs/      many runs as one computation: ud.run_together
+conformance.py     ud.check: what every method must do
 api.py             ud.run and ud.rounds: everything is checked (checks.py), an engine chosen, the loop started
+progress.py        bars on a terminal or in a notebook
 asynchronous/      virtual time        ray/   workers on a cluster
 driver.py          the loop of rounds, over any transport
 transport.py       where clients are and how an exchange reaches them

@@ -13,9 +13,11 @@ from torch import Tensor
 from undrift.core.algorithm import Cohort, Exchange
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import Diverged, MethodFailure
+from undrift.core.observe import Observed
 from undrift.core.records import check_records, fits, map_tensors, nbytes, rebuild, tensors
 from undrift.core.rng import Key
 from undrift.core.work import Solver
+from undrift.local.parameters import initial_of
 from undrift.problems import Problem
 from undrift.simulation.client_states import ClientStates, States
 from undrift.simulation.participants import Participants, cohort_of
@@ -32,6 +34,7 @@ class ClientResults(NamedTuple):
     up: Any
     state: Any
     summed: bool = False
+    observed: Observed | None = None  # of their local loops, a row each
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,36 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class LocalSums:
+    """What was seen of the local loops of some clients, added up; of batched runs a row for each."""
+
+    drift: Any = 0.0
+    clients: int = 0  # whose drift it is
+    way: Tensor | None = None  # weighted as Ups are
+
+    @property
+    def mean_drift(self) -> Any:
+        return self.drift / self.clients if self.clients else None
+
+    def __add__(self, other: "LocalSums") -> "LocalSums":
+        ways = [way for way in (self.way, other.way) if way is not None]
+        way = ways[0] if len(ways) == 1 else ways[0] + ways[1] if ways else None
+        return LocalSums(self.drift + other.drift, self.clients + other.clients, way)
+
+    @staticmethod
+    def of(observed: Observed, rows: Sequence[int], weights: Sequence[float]) -> "LocalSums":
+        """Of these rows, one after another."""
+        found, drift, way = LocalSums(), observed.drift, observed.way
+        drifts = [] if drift is None else [drift[row, 0].item() for row in rows]
+        if way is not None:
+            total = torch.zeros_like(way[0])
+            for row in rows:
+                total.add_(way[row], alpha=weights[row])
+            found = LocalSums(way=total)
+        return replace(found, drift=sum(drifts), clients=len(drifts))
+
+
+@dataclass(frozen=True)
 class PartialAggregate:
     """What the answers of some clients come to.  All that the server needs of them are sums."""
 
@@ -59,6 +92,7 @@ class PartialAggregate:
     weight: float
     states: States  # their new states, not written yet
     traffic: Traffic
+    local: LocalSums | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +104,7 @@ class Reply:
     traffic: Traffic
     lost: tuple[int, ...] = ()  # clients that do not come to the round's next exchange
     amend: Callable[[Any], Any] | None = None  # what becomes of the server after its step
+    local: LocalSums | None = None  # with `way` as a mean
 
 
 def is_finite(t: Tensor) -> bool:
@@ -108,9 +143,7 @@ class RunningSum:
         """Add what is already the sum of rows with these weights."""
         sums = tensors(record)
         self.form = record
-        self.sums = (
-            sums if self.sums is None else [a + b for a, b in zip(self.sums, sums, strict=True)]
-        )
+        self.sums = sums if self.sums is None else [a + b for a, b in zip(self.sums, sums, strict=True)]
         for weight in weights:
             self.weight += weight
 
@@ -150,7 +183,10 @@ def aggregate(
     ups, traffic = RunningSum(), Traffic()
     present: list[int] = []
     new_states: States = []
-    for clients, up, client, summed in results:
+    local: LocalSums | None = None
+    initial = initial_of(problem)
+    own = 1 if initial is None else initial.numel()
+    for clients, up, client, summed, observed in results:
         states.check(client, f"round {t}")
         weights = [weight_of[i] for i in clients]
         if summed:
@@ -158,13 +194,14 @@ def aggregate(
             new_states.append((clients, client))
             traffic += Traffic(bytes_up=nbytes(up) * len(clients))
             present += clients
+            local = _with_rows(local, observed, range(len(clients)), weights)
             continue
         sent = nbytes(up)
         up = _decode(exchange, up, t)
         if discount:
             factors = [discount.get(i, 1.0) for i in clients]
             up = map_tensors(partial(_scale_rows, factors=factors), up)
-        fit = fits(up, client, len(clients), problem.x0)
+        fit = fits(up, client, len(clients), problem.x0, own)
         if fit and _rows_are_finite(client) and ups.add_all(up, weights):
             good = list(range(len(clients)))
         else:
@@ -176,7 +213,17 @@ def aggregate(
         lost = tuple(clients[row] for row in sorted({*range(len(clients))} - {*good}))
         traffic += Traffic(bytes_up=sent, left_out=lost)
         present += [clients[row] for row in good]
-    return PartialAggregate(present, ups.total(), ups.weight, new_states, traffic)
+        factors = [(discount or {}).get(i, 1.0) for i in clients]
+        local = _with_rows(local, observed, good, [w * f for w, f in zip(weights, factors, strict=True)])
+    return PartialAggregate(present, ups.total(), ups.weight, new_states, traffic, local)
+
+
+def _with_rows(
+    local: LocalSums | None, observed: Observed | None, rows: Sequence[int], weights: Sequence[float]
+) -> LocalSums | None:
+    if observed is None:
+        return local
+    return (local or LocalSums()) + LocalSums.of(observed, rows, weights)
 
 
 def _decode(exchange: Exchange, payload: Any, t: int) -> Any:
@@ -205,13 +252,17 @@ def join_partials(parts: Sequence[PartialAggregate]) -> PartialAggregate:
         sum((part.weight for part in others), first.weight),
         [each for part in parts for each in part.states],
         replace(traffic, left_out=tuple(sorted(traffic.left_out))),
+        _joined([part.local for part in parts]),
     )
 
 
+def _joined(each: Sequence[LocalSums | None]) -> LocalSums | None:
+    seen = [sums for sums in each if sums is not None]
+    return sum(seen[1:], seen[0]) if seen else None
+
+
 @torch.no_grad()
-def reply_of(
-    part: PartialAggregate, participants: Participants, problem: Problem, solver: Solver, key: Key
-) -> Reply:
+def reply_of(part: PartialAggregate, participants: Participants, problem: Problem, solver: Solver, key: Key) -> Reply:
     """The mean of what clients sent, and what the server is told of them; raises Diverged if nobody's can be used."""
     t = key.round
     for i in part.traffic.left_out:
@@ -226,7 +277,10 @@ def reply_of(
     mean = map_tensors(lambda total: total / part.weight, part.total)
     position = {i: j for j, i in enumerate(participants.clients)}
     present = participants.at(sorted(position[i] for i in part.clients))
-    return Reply(mean, cohort_of(present, problem, solver, key), part.traffic)
+    local = part.local
+    if local is not None and local.way is not None:
+        local = replace(local, way=local.way / part.weight)
+    return Reply(mean, cohort_of(present, problem, solver, key), part.traffic, local=local)
 
 
 @torch.no_grad()
@@ -236,9 +290,7 @@ def step_server(exchange: Exchange, server: Any, reply: Reply, t: int) -> Any:
     cohort = reply.cohort
     updated = run_stage("update", t, lambda: exchange.update(server, reply.mean, cohort))
     if not all(map(is_finite, tensors(updated))):
-        raise Diverged(
-            f"round {t}: the server's state would become NaN or Inf; a smaller lr may help", t, None
-        )
+        raise Diverged(f"round {t}: the server's state would become NaN or Inf; a smaller lr may help", t, None)
     return updated
 
 

@@ -1,9 +1,12 @@
 """`ud.run` and `ud.rounds`: everything is checked, an engine is chosen, and a loop of rounds is started."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from inspect import Parameter, signature
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -11,20 +14,26 @@ from torch import Tensor
 
 from undrift.codecs import Codec, make_wire
 from undrift.compiler import kernels
-from undrift.core.algorithm import Algorithm
+from undrift.core.algorithm import Algorithm, Wire
 from undrift.core.errors import InvalidInput, Stopped
 from undrift.local import Local
+from undrift.local.optimiser_state import with_optimiser_state
+from undrift.local.parameters import with_local_parameters
+from undrift.local.wrapping import method_of
 from undrift.metrics import Metric
 from undrift.metrics.evaluator import Evaluator
+from undrift.privacy import Privacy, make_privacy
 from undrift.problems import Problem
 from undrift.simulation.asynchronous import events
 from undrift.simulation.asynchronous.policies import Buffer, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Population
+from undrift.simulation.averages import Averages, begin
 from undrift.simulation.checks import (
     check_first_records,
     check_kinds,
     check_method_fits_run,
     check_numbers,
+    check_private_time,
     check_timed,
     fit_to_run,
 )
@@ -32,7 +41,9 @@ from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import play
 from undrift.simulation.engines import EngineChoice, choose
 from undrift.simulation.participation import Everyone, Participation
-from undrift.simulation.results import Best, Result, Round, State, better
+from undrift.simulation.privacy import make_private, resolve
+from undrift.simulation.progress import progress_of
+from undrift.simulation.results import Best, FinishedRun, Result, Round, State, better
 from undrift.simulation.transport import InProcess, RunPlan, Transport
 
 log = logging.getLogger("undrift")
@@ -57,21 +68,25 @@ class RunConfig:
     server: ServerPolicy | None = None
     metrics: Sequence[str | Metric] | str | None = None
     codec: Codec | str | None = None
+    average: Averages | None = None
+    privacy: Privacy | Mapping[str, Any] | None = None
 
     @property
     def timed(self) -> bool:
         """Whether the run is in virtual time."""
         return events.asked_for(self.engine, self.population, self.server)
 
-    def first_state(
-        self, state_memory: int | None = None, folder: Any = None, timed: bool = False
-    ) -> State:
+    def first_state(self, state_memory: int | None = None, folder: Any = None, timed: bool = False) -> State:
         """Where the run starts."""
         x = _x0(self.problem, self.x0)
-        server = self.algorithm.server(x)
-        clients = ClientStates(self.algorithm.client(x), state_memory, folder)
-        in_flight = events.empty_snapshot(self.algorithm.send(server)) if timed else None
-        return State(0, server, clients, in_flight)
+        algorithm = with_local_parameters(with_optimiser_state(self.algorithm, self.local), self.problem)
+        wire = make_wire(self.codec, x, algorithm, check=False)
+        server, client = algorithm.server(x), algorithm.client(x)
+        clients = ClientStates(client if wire is None else wire.client(client), state_memory, folder)
+        in_flight = events.empty_snapshot(algorithm.send(server)) if timed else None
+        privacy = resolve(self.privacy, self.participation, self.problem.N, self.rounds)
+        kept = None if privacy is None else (privacy, self.participation)
+        return State(0, server, clients, in_flight, averages=begin(self.average, x, self.rounds), privacy=kept)
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ class PreparedRun:
     plan: RunPlan
     evaluator: Evaluator
 
-    def play(self, start: "State | Result | None" = None) -> Iterator[Round]:
+    def play(self, start: "State | FinishedRun | None" = None) -> Iterator[Round]:
         """Its rounds, from the beginning or after a state of an earlier round."""
         config, plan = self.config, self.plan
         if start is not None and config.x0 is not None:
@@ -92,25 +107,23 @@ class PreparedRun:
         state = fresh if start is None else _resumed(start, fresh, config.rounds, policy)
         if policy is not None:
             population = config.population or Population()
-            return events.play_events(
-                plan, population, policy, state, self.evaluator, config.rounds
-            )
+            return events.play_events(plan, population, policy, state, self.evaluator, config.rounds)
         return self._play_synchronously(state)
 
     def _play_synchronously(self, state: State) -> Iterator[Round]:
-        transport = transport_of(
-            self.plan, state.clients
-        )  # which may start workers, at the first round
+        transport = transport_of(self.plan, state.clients)  # which may start workers, at the first round
         yield from play(self.plan, transport, state, self.evaluator, self.config.rounds)
 
 
 def prepare(config: RunConfig) -> PreparedRun:
     """Check everything and choose the engine, before any work starts."""
-    algorithm, problem, local = config.algorithm, config.problem, config.local
-    check_kinds(algorithm, problem, config.participation, local)
+    algorithm, problem = config.algorithm, config.problem
+    check_kinds(algorithm, problem, config.participation, config.local)
     check_numbers(config.rounds, config.seed, config.chunk, config.evaluate_every)
-    algorithm = fit_to_run(algorithm, problem.N, config.participation, config.rounds)
-    config = replace(config, algorithm=algorithm)
+    local = config.local.for_run(config.rounds)
+    algorithm = fit_to_run(algorithm, problem.N, config.participation, config.rounds, local)
+    algorithm = with_local_parameters(algorithm, problem)
+    config = replace(config, algorithm=algorithm, local=local)
     check_method_fits_run(algorithm, problem, config.rounds, config.participation, local)
     policy = _policy(config)
     if policy is not None:
@@ -120,11 +133,20 @@ def prepare(config: RunConfig) -> PreparedRun:
     server = algorithm.server(_x0(problem, config.x0))
     check_first_records(algorithm, server)
     largest = float(np.max(problem.weights))
-    wire = make_wire(config.codec, problem.x0)
-    plan = RunPlan(
-        algorithm, problem, config.participation, local, choice, config.seed, largest, wire
-    )
+    wire: Wire | None = make_wire(config.codec, problem.x0, algorithm)
+    release = None
+    if config.privacy is not None:
+        if policy is not None:
+            check_private_time(config.population or Population(), policy, make_privacy(config.privacy))
+        release, wire = make_private(
+            config.privacy, wire, algorithm, problem, config.participation, local, config.rounds
+        )
     evaluator = Evaluator(problem, config.metrics, config.evaluate_every, config.rounds)
+    evaluator.check(method_of(algorithm), local.client_optimiser)
+    observing = evaluator.observing(method_of(algorithm))
+    plan = RunPlan(
+        algorithm, problem, config.participation, local, choice, config.seed, largest, wire, observing, release
+    )
     return PreparedRun(config, plan, evaluator)
 
 
@@ -132,9 +154,7 @@ def choose_engine(config: RunConfig) -> EngineChoice:
     """The engine of a run; it is logged at INFO."""
     engine, chunk, workers = config.engine, config.chunk, config.workers
     if isinstance(engine, EngineChoice) and (chunk is not None or workers is not None):
-        raise InvalidInput(
-            "an EngineChoice has chunk and workers of its own: give one or the other"
-        )
+        raise InvalidInput("an EngineChoice has chunk and workers of its own: give one or the other")
     policy = _policy(config)
     if policy is not None:
         engine = events.inner_engine(engine, config.population or Population(), config.problem)
@@ -174,41 +194,90 @@ def _policy(config: RunConfig) -> ServerPolicy | None:
     return Synchronous() if config.server is None else config.server
 
 
+class Settings(TypedDict, total=False):
+    """What `ud.run`, `ud.rounds` and `ud.compare` take besides method, problem and rounds; defaults are in RunConfig."""
+
+    participation: Participation | None
+    local: Local | None
+    engine: str | EngineChoice
+    seed: int
+    x0: Tensor | None
+    chunk: int | None
+    workers: int | None
+    evaluate_every: int
+    population: Population | None
+    server: ServerPolicy | None
+    metrics: Sequence[str | Metric] | str | None
+    codec: Codec | str | None
+    average: Averages | None
+    privacy: Privacy | Mapping[str, Any] | None
+
+
+SETTINGS = """\
+participation    who takes part in a round, all clients by default: ud.Uniform(10), ud.Cyclic(10), ud.Bernoulli(0.1), ...
+    local            how clients train, one epoch of all their data by default: ud.Local(steps=10, batch=32, lr=0.1)
+    engine           how clients are computed: "auto" chooses by what the run is (model, cohort, steps, rounds, threads),
+                     never by the clock; "sequential", "batched", "compiled", "ray" (docs/ray.md), or the EngineChoice of an
+                     earlier run; "events": in virtual time (docs/asynchrony.md), which "auto" means with population or server
+    seed             decides cohorts, minibatches and all other randomness: the same seed gives the same bits
+    x0               the model to start from, flat; the problem's own by default
+    chunk            how many clients are computed at once; by memory and cohort by default
+    workers          how many are computed side by side, a core each, by engines that take them one by one; on Ray, processes
+    evaluate_every   metrics are recorded every so many rounds, and after the last
+    population       how clients differ as devices, in virtual time: ud.Population(...)
+    server           when it makes its next step there: ud.Synchronous(), ud.Deadline(...), ud.Buffer(...)
+    metrics          what to record: names ("test", "train", ...; docs/experiments.md) and functions of a ud.Probe;
+                     the problem's own by default
+    codec            what happens to the vectors that clients send: "fp16", "top-k:0.01,feedback", "quantised:4,stochastic",
+                     ud.TopK(0.01, feedback=True), ... or an object with encode and decode
+    average          a mean of the models that is kept along the way: ud.Average(...), or a dictionary of several
+    privacy          differential privacy of clients: ud.Privacy(clip=1.0, noise=0.8) or ud.Privacy(clip=1.0, epsilon=2.0)
+                     (docs/privacy.md)"""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes_settings(function: F) -> F:
+    """Let help() show the settings of a run in place of `**settings`, and the docstring explain them."""
+    own = signature(function)
+    kept = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    defaults = {f.name: f.default for f in fields(RunConfig)} | {"participation": None, "local": None}
+    shared = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in Settings.__annotations__.items()
+        if name not in own.parameters and not (name == "seed" and "seeds" in own.parameters)
+    ]
+    function.__signature__ = own.replace(parameters=[*kept, *shared])  # pyright: ignore[reportFunctionMemberAccess]
+    known = {p.name for p in shared}
+    explained = [line for line in SETTINGS.split("\n") if line.split()[0] != "seed" or "seed" in known]
+    function.__doc__ = (function.__doc__ or "").replace("{settings}", "\n".join(explained))
+    return function
+
+
+OnRound: TypeAlias = Callable[[Round], object]
+
+
+@takes_settings
 def run(
     algorithm: Algorithm,
     problem: Problem,
     *,
     rounds: int,
-    participation: Participation | None = None,
-    local: Local | None = None,
-    engine: str | EngineChoice = "auto",
-    seed: int = 0,
-    x0: Tensor | None = None,
-    chunk: int | None = None,
-    workers: int | None = None,
-    evaluate_every: int = 1,
-    start: "State | Result | None" = None,
-    population: Population | None = None,
-    server: ServerPolicy | None = None,
-    metrics: Sequence[str | Metric] | str | None = None,
-    codec: Codec | str | None = None,
+    start: "State | FinishedRun | None" = None,
+    progress: bool | str = "auto",
+    on_round: OnRound | None = None,
+    **settings: Unpack[Settings],
 ) -> Result:
     """Run a method and keep its history.
 
-    participation    who takes part in a round, all clients by default: ud.Uniform(10), ...
-    local            how clients train, one epoch by default: ud.Local(steps=10, batch=32, lr=0.1)
-    engine           "auto", "sequential", "batched", "compiled", "ray" (docs/ray.md), or the EngineChoice of an earlier run;
-                     "events": in virtual time, see docs/asynchrony.md; "auto" means it if population or server is given
-    seed             decides cohorts, minibatches and all other randomness
-    x0               where to start, the problem's own by default
-    chunk            how many clients are computed at once
-    workers          how many are computed side by side, a core each, by engines that take them one by one; on Ray, processes
-    evaluate_every   metrics are recorded every so many rounds, and after the last
-    start            a `snapshot()` of an earlier round, or a Result, to resume from as if there had been no pause; `rounds`
-                     counts from the very beginning
-    population       how clients differ as devices, in virtual time         server   when it makes its next step there
-    metrics          what to record: names ("test", "train", ...; docs/experiments.md) and functions of a ud.Probe
-    codec            what happens to the vectors that clients send: "fp16", ... or an object with encode and decode
+    algorithm        the method: ud.Scaffold(), ud.method("scaffold"), or an object with the five functions
+    problem          what is minimised: ud.federate(...), ud.Quadratic(...), ...
+    rounds           rounds of communication, counted from the very beginning
+    start            a `snapshot()` of an earlier round, a Result or a loaded run, to resume from as if there had been no pause
+    progress         True: show a bar, False: none, "auto": on a terminal or in a notebook only
+    on_round         called with every finished Round (r.x, r.metrics, r.snapshot()); if it returns True or raises StopIteration
+                     the run ends there, and `stopped` says so
+    {settings}
 
     Everything is checked before the first round.  A run in which nothing finite is left stops: the result holds the last
     good state, and `stopped` why.
@@ -218,66 +287,97 @@ def run(
     >>> ud.run(ud.Scaffold(), problem, rounds=200, local=ud.Local(steps=3, lr=0.1)).x
     tensor([2.0000])
     """
-    return collect(prepare(_config(locals())), start)
+    prepared = prepare(config_from(algorithm, problem, rounds, settings))
+    return collect(prepared, start, progress, on_round)
 
 
+@takes_settings
 def rounds(
     algorithm: Algorithm,
     problem: Problem,
     *,
     rounds: int,
-    participation: Participation | None = None,
-    local: Local | None = None,
-    engine: str | EngineChoice = "auto",
-    seed: int = 0,
-    x0: Tensor | None = None,
-    chunk: int | None = None,
-    workers: int | None = None,
-    evaluate_every: int = 1,
-    start: "State | Result | None" = None,
-    population: Population | None = None,
-    server: ServerPolicy | None = None,
-    metrics: Sequence[str | Metric] | str | None = None,
-    codec: Codec | str | None = None,
+    start: "State | FinishedRun | None" = None,
+    **settings: Unpack[Settings],
 ) -> Iterator[Round]:
     """The same run as an iterator: each item is a finished round, with `x`, the model after it.
 
-    The arguments are those of `ud.run`, and are checked here, before the first round.
+    Everything is checked here, before the first round.
+
+    algorithm        the method, as for `ud.run`
+    problem          what is minimised
+    rounds           rounds of communication, counted from the very beginning
+    start            a `snapshot()` of an earlier round, a Result or a loaded run, to resume from
+    {settings}
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
     >>> [round(float(r.x), 3) for r in ud.rounds(ud.FedAvg(), problem, rounds=3, local=ud.Local(lr=0.5))]
     [1.0, 1.5, 1.75]
     """
-    return prepare(_config(locals())).play(start)
+    return prepare(config_from(algorithm, problem, rounds, settings)).play(start)
 
 
-def _config(given: dict[str, Any]) -> RunConfig:
-    """The arguments of `run` or `rounds`, with defaults for what is None."""
-    defaults = {"participation": Everyone(), "local": Local()}
-    values: dict[str, Any] = {
-        name: defaults.get(name) if value is None else value
-        for name, value in given.items()
-        if name != "start"
-    }
-    return RunConfig(**values)
+def config_from(algorithm: Algorithm, problem: Problem, rounds: int, settings: Mapping[str, Any]) -> RunConfig:
+    """The arguments of `run`, with defaults for what is None."""
+    for name in settings:
+        if name not in Settings.__annotations__:
+            near = get_close_matches(name, Settings.__annotations__, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"a run has no setting {name!r}{hint} Known: {', '.join(Settings.__annotations__)}")
+    usual = ("participation", "local")  # None there: the default of RunConfig
+    given: dict[str, Any] = {k: value for k, value in settings.items() if value is not None or k not in usual}
+    return RunConfig(algorithm, problem, rounds, **given)
 
 
-def collect(prepared: PreparedRun, start: "State | Result | None" = None) -> Result:
-    """Play a run to its end."""
+def collect(
+    prepared: PreparedRun,
+    start: "State | FinishedRun | None" = None,
+    progress: bool | str = False,
+    on_round: OnRound | None = None,
+    label: str | None = None,
+) -> Result:
+    """Play a run to its end; `label` is what its progress is called."""
+    config, choice = prepared.config, prepared.plan.choice
+    if on_round is not None and not callable(on_round):
+        raise InvalidInput(f"on_round is a function of a Round, got {on_round!r}")
     history: list[Round] = []
     state: State | None = None
     best: Best | None = None
     stopped = None
-    try:
-        for r in prepared.play(start):
-            state, best = r.state, better(best, r)
-            history.append(r.without_state())
-    except Stopped as end:
-        state, stopped = cast(State, end.state), str(end)
-        log.warning("stopped: %s", stopped)
+    playing = prepared.play(start)
+    with progress_of(progress, label or type(config.algorithm).__name__, config.rounds) as show, closing_of(playing):
+        try:
+            for r in playing:
+                state, best = r.state, better(best, r)
+                history.append(r.without_state())
+                show(r)
+                if on_round is not None and _asks_to_stop(on_round, r):
+                    stopped = f"on_round ended it after round {r.round}" if r.round < config.rounds else None
+                    state = r.snapshot()
+                    break
+        except Stopped as end:
+            state, stopped = cast(State, end.state), str(end)
+            log.warning("stopped: %s", stopped)
     assert state is not None
-    return Result(prepared.config.problem, state.settled(), history, stopped, best)
+    return Result(config.problem, state.settled(), history, stopped, best, config, choice)
+
+
+def _asks_to_stop(on_round: OnRound, r: Round) -> bool:
+    try:
+        return on_round(r) is True
+    except StopIteration:
+        return True
+
+
+@contextmanager
+def closing_of(playing: Iterator[Round]) -> Iterator[None]:
+    """End a run that is left before its end: workers are let go."""
+    try:
+        yield
+    finally:
+        if isinstance(playing, Generator):
+            playing.close()
 
 
 def _x0(problem: Problem, x0: Tensor | None) -> Tensor:
@@ -287,19 +387,16 @@ def _x0(problem: Problem, x0: Tensor | None) -> Tensor:
     x0 = torch.as_tensor(x0).detach().to(own.device)
     if x0.shape != own.shape or x0.dtype != own.dtype:
         raise InvalidInput(
-            f"x0 must be {list(own.shape)} of {own.dtype} as the problem's own; "
-            f"got {list(x0.shape)} of {x0.dtype}"
+            f"x0 must be {list(own.shape)} of {own.dtype} as the problem's own; got {list(x0.shape)} of {x0.dtype}"
         )
     if not x0.isfinite().all():
         raise InvalidInput("x0 has NaN or Inf in it")
     return x0.clone()
 
 
-def _resumed(
-    start: "State | Result", fresh: State, rounds: int, policy: ServerPolicy | None
-) -> State:
+def _resumed(start: "State | FinishedRun", fresh: State, rounds: int, policy: ServerPolicy | None) -> State:
     """The state to resume from, if it is one of this method on this problem."""
-    state = start.state if isinstance(start, Result) else start
+    state = start.state if isinstance(start, FinishedRun) else start
     if not isinstance(state, State):
         raise InvalidInput(f"start must be a snapshot() of a round or a Result, got {start!r}")
     if type(state.server) is not type(fresh.server) or state.server.x.shape != fresh.server.x.shape:
@@ -313,4 +410,18 @@ def _resumed(
         raise InvalidInput("start is of a run in virtual time: resume it with engine='events'")
     if events.has_visits(state.in_flight) and not isinstance(policy, Buffer):
         raise InvalidInput("start has visits in flight: resume it with server=ud.Buffer(...)")
-    return replace(state, clients=state.clients.copy())
+    if state.round > 0 and state.privacy != fresh.privacy:
+        raise InvalidInput(
+            f"start is of a run with privacy={_said(state.privacy)}, this one has {_said(fresh.privacy)}: epsilon is that of "
+            "all rounds, so noise, clip and participation stay what they were"
+        )
+    kinds, asked = ({name: mean.kind for name, mean in each.averages.items()} for each in (state, fresh))
+    if asked and kinds != asked:
+        raise InvalidInput(
+            f"start is of a run with average={kinds or None}, this one has {asked or None}: an average is of all rounds"
+        )
+    return replace(state, clients=state.clients.copy(), averages=state.averages if asked else {})
+
+
+def _said(privacy: Any) -> str:
+    return "None" if privacy is None else f"{privacy[0]} and {privacy[1]}"

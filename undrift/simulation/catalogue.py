@@ -102,5 +102,10 @@ def catalogue() -> list[MethodCost]:
     >>> [cost.spec.name for cost in catalogue()][:2]
     ['adabest', 'asgd']
     """
-    entries = sorted(METHODS.items())
-    return [measure(e.spec, e.make(**EXAMPLES.get(name, {}))) for name, e in entries]
+    return [measure_by_name(name) for name in sorted(METHODS)]
+
+
+def measure_by_name(name: str) -> MethodCost:
+    """A method with its default hyper-parameters."""
+    entry = METHODS[name]
+    return measure(entry.spec, entry.make(**EXAMPLES.get(name, {})))

@@ -1,5 +1,6 @@
 """What `run` and `rounds` refuse before any work starts."""
 
+import logging
 import math
 import sys
 from dataclasses import replace
@@ -9,29 +10,37 @@ from torch import Tensor
 
 from undrift.core.algorithm import (
     Algorithm,
+    AveragesRounds,
     ChecksRun,
     DependsOnRun,
     MayNeedEqualSteps,
     exchanges_of,
 )
-from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value, spec_of
-from undrift.core.optimiser import HeavyBall
+from undrift.core.errors import InvalidInput, setting
+from undrift.core.hyper import Spec, check_value, spec_of
+from undrift.core.optimiser import HeavyBall, Optimiser
 from undrift.core.records import check_records, children
 from undrift.core.rng import Key
-from undrift.local.optimisers import try_optimiser
+from undrift.local.optimiser_state import with_optimiser_state
+from undrift.local.optimisers import RESCALING, try_optimiser
 from undrift.local.settings import Geometric, Local
+from undrift.privacy import Privacy
 from undrift.problems import Problem
+from undrift.problems.protocols import DrawsWithReplacement
 from undrift.simulation.asynchronous.async_state import course
+from undrift.simulation.asynchronous.availability import Always
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Dropout, Population
 from undrift.simulation.participation import Everyone, Participation, Weighted, expected_size
+from undrift.simulation.privacy import by_the_server
+
+log = logging.getLogger("undrift")
 
 LUCK = 10.0  # standard deviations: a visit is luckier less than once in 10^22
 
 
 def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) -> None:
-    """Refuse a class in place of an object, a name in place of a method."""
+    """Refuse a class in place of an object, a name in place of a method, a method that lacks a function."""
     for name, value, asked, example in (
         ("algorithm", algorithm, ("server", "client", "send", "local", "update"), "ud.FedAvg()"),
         ("problem", problem, ("x0", "draw", "grad", "evaluate"), "ud.federate(...)"),
@@ -39,7 +48,26 @@ def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) ->
         ("local", local, ("check", "solver", "count"), "ud.Local(steps=10, lr=0.1)"),
     ):
         if isinstance(value, type) or not all(hasattr(value, each) for each in asked):
+            if name == "algorithm" and (missing := missing_functions(value)):
+                raise InvalidInput(missing)
             raise InvalidInput(f"{name} must be an object such as {example}, got {value!r}")
+
+
+FUNCTIONS = {
+    "server": "server(self, x) -> Server: what the server starts with; its field x is the model",
+    "client": "client(self, x) -> a record, or None: what a client remembers between visits",
+    "send": "send(self, server) -> Down: what travels to a client",
+    "local": "local(self, down, client, work) -> Up, client: one visit of one client",
+    "update": "update(self, server, mean, cohort) -> Server: one step of the server, on the mean of the Ups",
+}
+
+
+def missing_functions(method: Any) -> str:
+    """What an object that has some of the five functions of a method lacks, with signatures; "" if it has none, or all."""
+    missing = [said for name, said in FUNCTIONS.items() if not callable(getattr(method, name, None))]
+    if isinstance(method, type) or len(missing) in (0, len(FUNCTIONS)):
+        return ""
+    return f"{type(method).__name__} is not a whole method yet; it lacks\n  " + "\n  ".join(missing)
 
 
 def check_numbers(rounds: int, seed: int, chunk: int | None, evaluate_every: int) -> None:
@@ -62,13 +90,12 @@ def check_first_records(algorithm: Algorithm, server: Any) -> None:
         raise InvalidInput(f"{name}: the server's record needs a field x, the model")
 
 
-def fit_to_run(
-    algorithm: Algorithm, N: int, participation: Participation, rounds: int
-) -> Algorithm:
-    """The method with hyper-parameters that follow from the run (all rounds, clients per round) filled in."""
-    if not isinstance(algorithm, DependsOnRun):
-        return algorithm
-    return algorithm.for_run(N, expected_size(participation, N), rounds)
+def fit_to_run(algorithm: Algorithm, N: int, participation: Participation, rounds: int, local: Local) -> Algorithm:
+    """The method with hyper-parameters that follow from the run (all rounds, clients per round) filled in, and with the
+    state of its client optimiser, if that has one between visits."""
+    if isinstance(algorithm, DependsOnRun):
+        algorithm = algorithm.for_run(N, expected_size(participation, N), rounds)
+    return with_optimiser_state(algorithm, local)
 
 
 def check_method_fits_run(
@@ -80,28 +107,62 @@ def check_method_fits_run(
     if isinstance(algorithm, ChecksRun):
         algorithm.check(problem.N, rounds)
     spec = spec_of(algorithm)
+    if isinstance(algorithm, AveragesRounds) and algorithm.averaged_rounds >= rounds > 1:
+        log.warning(
+            "%s: tau = %d, the run has %d rounds: there are never as many rounds to average over; take a smaller tau",
+            spec.name,
+            algorithm.averaged_rounds,
+            rounds,
+        )
     if spec.everyone and not isinstance(participation, Everyone):
-        raise InvalidInput(f"{spec.name} is defined for full participation: use ud.Everyone()")
+        raise InvalidInput(
+            f"{spec.name} is defined for full participation: use {setting('ud.Everyone()', participation__scheme='everyone')}"
+        )
     if needs_equal_steps(algorithm) and local.unequal(problem):
-        raise InvalidInput(f"{spec.name} needs the same number of steps of every client")
+        steps = setting("ud.Local(steps=...)", local__steps=10)
+        raise InvalidInput(f"{spec.name} needs the same number of steps of every client: use {steps}, not epochs")
     if spec.adds_states and isinstance(participation, Weighted):
         raise InvalidInput(
-            f"{spec.name} adds up clients' states with the problem's weights, ud.Weighted draws by weight and averages "
-            "plainly: use ud.Uniform(S) with it"
+            f"{spec.name} adds up clients' states with the problem's weights, "
+            f"{setting('ud.Weighted', participation__scheme='weighted')} draws by weight and averages plainly: "
+            f"use {setting('ud.Uniform(S)', participation__scheme='uniform')} with it"
         )
-    if spec.divides_by_lr and local.smallest_lr == 0:
-        raise InvalidInput(f"{spec.name} divides by the local step size: lr must be positive")
-    optimiser = local.solver(1).optimiser
-    if optimiser is not None and not spec.local_momentum:
+    if spec.divides_by_lr and local.has_zero_lr(rounds):
         raise InvalidInput(
-            f"{spec.name} has a local rule of its own: use ud.Local(optimiser='sgd', momentum=0) with it"
+            f"{spec.name} divides by the local step size: {setting('lr', local__lr=...)} must be positive"
         )
-    if optimiser is not None and spec.linear_optimiser and not optimiser.linear:
+    if local.replacement and not isinstance(problem, DrawsWithReplacement):
         raise InvalidInput(
-            f"{spec.name} normalises by what a linear optimiser makes of gradients: use 'sgd' or 'momentum' with it"
+            f"{type(problem).__name__} has no draw_with_replacement: leave out replacement=True, or give it that method"
         )
-    if optimiser is not None and not isinstance(optimiser, HeavyBall):
-        try_optimiser(optimiser, problem.x0)
+    optimiser = local.client_optimiser
+    if optimiser is not None:
+        _check_optimiser(optimiser, local.optimiser_state, spec, problem.x0)
+
+
+def _check_optimiser(optimiser: Optimiser, between: str, spec: Spec, x: Tensor) -> None:
+    """Refuse client optimisers that a method's rule is not made for."""
+    linear = "use 'sgd', 'momentum' or 'nesterov' with it"
+    if not spec.local_momentum:
+        plain = "ud.Local(optimiser='sgd', momentum=0)"
+        raise InvalidInput(
+            f"{spec.name} has a local rule of its own: use "
+            f"{setting(plain, local__optimiser='sgd', local__momentum=0)} with it"
+        )
+    if spec.linear_optimiser and not optimiser.linear:
+        raise InvalidInput(f"{spec.name} normalises by what a linear optimiser makes of gradients: {linear}")
+    if spec.linear_optimiser and between != "reset":
+        raise InvalidInput(
+            f"{spec.name} normalises by what an optimiser makes of gradients that starts anew in every visit: use "
+            "optimiser_state='reset' with it"
+        )
+    if spec.control_variates and isinstance(optimiser, RESCALING):
+        raise InvalidInput(
+            f"{spec.name} adds control variates to gradients, which cancel the drift of steps in proportion to them; "
+            f"{type(optimiser).__name__}'s are not: {linear}, or FedAdamW"
+        )
+    if not isinstance(optimiser, HeavyBall):
+        try_optimiser(optimiser, x)
 
 
 def needs_equal_steps(algorithm: Algorithm) -> bool:
@@ -124,20 +185,16 @@ def check_timed(
     if not isinstance(population, Population):
         raise InvalidInput(f"population must be ud.Population(...), got {population!r}")
     if not isinstance(server, Synchronous | Deadline | Buffer):
-        raise InvalidInput(
-            f"server must be ud.Synchronous(), ud.Deadline(...) or ud.Buffer(...), got {server!r}"
-        )
+        raise InvalidInput(f"server must be ud.Synchronous(), ud.Deadline(...) or ud.Buffer(...), got {server!r}")
     population.check(problem.N)
     server.check(problem.N)
     spec = spec_of(algorithm)
     name = spec.name
-    waits_for_all = isinstance(server, Synchronous) or (
-        isinstance(server, Buffer) and server.size == problem.N
-    )
+    waits_for_all = isinstance(server, Synchronous) or (isinstance(server, Buffer) and server.size == problem.N)
     if spec.everyone and not (waits_for_all and population.keeps_everyone):
         raise InvalidInput(
-            f"{name} is defined for full participation: use ud.Synchronous() and a population in which nobody is away "
-            "or vanishes"
+            f"{name} is defined for full participation: use {setting('ud.Synchronous()', server__kind='synchronous')} and a "
+            "population in which nobody is away or vanishes"
         )
     if population.budget is not None and needs_equal_steps(algorithm):
         raise InvalidInput(f"{name} needs the same number of steps of every client: set no budget")
@@ -151,14 +208,12 @@ def _check_one_exchange(algorithm: Algorithm, name: str, rounds: int) -> None:
     for t in range(1, min(rounds, 1000) + 1):
         if [exchange.to for exchange in exchanges_of(algorithm, t)] != ["cohort"]:
             raise InvalidInput(
-                f"{name} crosses the wire several times a round, or to others than the cohort (round {t}): "
-                "with it use ud.Synchronous() or ud.Deadline(...)"
+                f"{name} crosses the wire several times a round, or to others than the cohort (round {t}): with it use "
+                f"{setting('ud.Synchronous() or ud.Deadline(...)', server__kind='synchronous')}"
             )
 
 
-def _check_deadline(
-    problem: Problem, local: Local, population: Population, server: Deadline, seed: int
-) -> None:
+def _check_deadline(problem: Problem, local: Local, population: Population, server: Deadline, seed: int) -> None:
     """Refuse a deadline that nobody can ever meet, messages taken to be empty and jitter at its luckiest.
 
     Clients are looked at until one can: all of them only where the answer is no.
@@ -190,3 +245,20 @@ def _check_deadline(
         f"Deadline: nobody can finish in {server.seconds:g} s: the fastest, client {who}, needs {least}{best:.3g} s; "
         "set a later deadline, fewer steps or a budget"
     )
+
+
+def check_private_time(population: Population, server: ServerPolicy, privacy: Privacy | None) -> None:
+    """Refuse virtual time in which others take part than the accountant takes to."""
+    if not isinstance(server, Synchronous):
+        raise InvalidInput(
+            f"privacy: with {type(server).__name__} it depends on other clients whose updates count, which no accountant "
+            f"covers: use {setting('ud.Synchronous()', server__kind='synchronous')}"
+        )
+    if not isinstance(population.availability, Always):
+        raise InvalidInput(
+            "privacy: clients that are away are replaced by others, which is not the participation that epsilon is for"
+        )
+    if privacy is not None and privacy.where == "clients" and not population.keeps_everyone:
+        raise InvalidInput(
+            f"privacy: a client that vanishes takes its share of the noise with it: use {by_the_server()} or no dropout"
+        )

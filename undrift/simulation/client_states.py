@@ -1,12 +1,15 @@
 """Client states between visits: one row per client, made when its state is first written."""
 
+import errno
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ States: TypeAlias = list[tuple[Sequence[int], Any]]  # of some clients, chunk by
 
 def half_of_memory() -> int:
     """What client states may take before they move to a file."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return psutil.virtual_memory().total // 2
 
 
 class ClientStates:
@@ -182,6 +185,15 @@ class StagedStates:
         self.new, self.old = [], []
 
 
+def _take_room(file: int, size: int, folder: Path | None) -> None:
+    """Make a file this large: a full disk is an error now, no crash later."""
+    if "posix_fallocate" in vars(os):
+        return os.posix_fallocate(file, 0, size)
+    if shutil.disk_usage(folder or tempfile.gettempdir()).free < size:  # macOS and Windows only tell
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, size)
+
+
 def _mapped(shape: tuple[int, ...], like: Tensor, folder: Path | None) -> Tensor:
     """An empty tensor in a file without a name."""
     if like.device.type != "cpu":
@@ -189,9 +201,7 @@ def _mapped(shape: tuple[int, ...], like: Tensor, folder: Path | None) -> Tensor
     size = max(1, torch.Size(shape).numel() * like.element_size())
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(
-                file.fileno(), 0, size
-            )  # a full disk is an error now, no crash later
+            _take_room(file.fileno(), size, folder)
             return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=like.dtype).view(shape)
     except OSError as error:
         raise InvalidInput(

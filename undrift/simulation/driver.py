@@ -12,9 +12,10 @@ from undrift.compiler.kernels.dense import own_products
 from undrift.core.algorithm import Cohort, Exchange
 from undrift.core.errors import Stopped
 from undrift.core.rng import Key
+from undrift.local.wrapping import method_of
 from undrift.metrics import Probe
 from undrift.metrics.evaluator import Evaluator
-from undrift.simulation.aggregation import Reply, Traffic, step_server
+from undrift.simulation.aggregation import LocalSums, Reply, Traffic, step_server
 from undrift.simulation.participation import Draw
 from undrift.simulation.results import Round, State
 from undrift.simulation.transport import RoundRestart, RunPlan, Transport
@@ -29,6 +30,8 @@ class PlayedRound:
     traffic: Traffic
     exchanges: int
     cohort: Cohort | None  # of the last server step
+    local: LocalSums | None = None  # what was seen of local loops
+    everyone: Tensor | None = None  # the pseudo-gradient that all clients would have had
 
 
 def play_round(plan: RunPlan, transport: Transport, server: Any, t: int) -> PlayedRound:
@@ -49,21 +52,28 @@ def play_exchanges(
     asked: Draw | None = None
     draw, stepped = Draw(()), None
     traffic, count = Traffic(), 0
+    local, of_all = LocalSums(), LocalSums()
     for t, number, exchange in exchanges:
         transport.apply()  # what the exchange before led to
         if asked is None and t > 0:  # the initialisation round is for everyone, and comes before
             asked = draw = cohort()
-        reply = transport.exchange(exchange, server, draw, Key(plan.seed, t, number))
+        key = Key(plan.seed, t, number)
+        if plan.observing is not None and plan.observing.everyone(t) and exchange.to == "cohort":
+            of_all += LocalSums(way=transport.of_everyone(exchange, server, key))
+        reply = transport.exchange(exchange, server, draw, key)
         traffic += reply.traffic
+        local += reply.local or LocalSums()
         if reply.lost:  # who is lost does not come to the round's next exchange
             draw = draw.only({*draw.clients} - {*reply.lost})
+        if plan.privacy is not None:
+            reply = plan.privacy.release(reply, plan.solver(t).lr, key)
         if reply.mean is None:
             continue
         server, stepped, count = step(exchange, server, reply, t), reply.cohort, count + 1
         if reply.amend is not None:
             transport.apply()
             server = reply.amend(server)
-    return PlayedRound(server, asked or draw, traffic, count, stepped)
+    return PlayedRound(server, asked or draw, traffic, count, stepped, local, of_all.way)
 
 
 def play(
@@ -93,8 +103,12 @@ def play(
                 raise
             transport.commit(t)
             before = state
-            state = State(t, played.server, state.clients, state.in_flight)
-            metrics |= evaluate_probe(plan, evaluator, before, state, played.cohort)
+            past = remember(plan, state.pseudo_gradients, played.local, t)
+            averages = {name: mean.include(played.server.x, t) for name, mean in state.averages.items()}
+            state = State(t, played.server, state.clients, state.in_flight, past, averages, state.privacy)
+            metrics |= evaluate_probe(plan, evaluator, before, state, played)
+            if plan.privacy is not None and evaluator.is_due(t):
+                metrics["epsilon"] = plan.privacy.epsilon(t)
             traffic = played.traffic
             r = Round(
                 t,
@@ -120,13 +134,36 @@ def evaluate_model(plan: RunPlan, evaluator: Evaluator, x: Tensor, t: int) -> di
         return evaluator.evaluate_model(x)
 
 
+def remember(plan: RunPlan, past: tuple[Tensor, ...], local: LocalSums | None, t: int) -> tuple[Tensor, ...]:
+    """The mean pseudo-gradients of the last rounds, oldest first, as many as metrics ask for."""
+    if plan.observing is None:
+        return ()
+    observe = plan.observing.of_round(t)
+    if observe is None or not observe.way:
+        return ()
+    new = () if local is None or local.way is None else (local.way,)
+    return (*past, *new)[-plan.observing.window :]
+
+
 def evaluate_probe(
-    plan: RunPlan, evaluator: Evaluator, before: State, after: State, cohort: Cohort | None
+    plan: RunPlan, evaluator: Evaluator, before: State, after: State, played: PlayedRound
 ) -> dict[str, float]:
     """The metrics that look at a whole round, if it is evaluated; client states are final by then."""
     if not evaluator.is_due(after.round):
         return {}
-    x, clients, problem = before.server.x, after.clients, plan.problem
-    probe = lambda: Probe(after.round, x, after.server.x, after.server, cohort, clients, problem)
+    probe = lambda: Probe(
+        round=after.round,
+        x_before=before.server.x,
+        x_after=after.server.x,
+        server=after.server,
+        cohort=played.cohort,
+        clients=after.clients,
+        problem=plan.problem,
+        algorithm=method_of(plan.algorithm),
+        solver=plan.solver(after.round),
+        drift=None if played.local is None else played.local.mean_drift,
+        pseudo_gradients=after.pseudo_gradients,
+        pseudo_gradient_of_all=played.everyone,
+    )
     with torch.no_grad():
         return evaluator.evaluate_probe(probe)

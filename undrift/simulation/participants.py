@@ -65,9 +65,7 @@ def participants_of(
 def cohort_of(present: Participants, problem: Problem, solver: Solver, key: Key) -> Cohort:
     """What the server's step is told of those whose updates it uses."""
     ages = present.staleness or [0] * len(present.clients)
-    rows = np.array(
-        [present.weights, present.steps, ages], dtype=np.float64
-    )  # torch is slower on a few numbers
+    rows = np.array([present.weights, present.steps, ages], dtype=np.float64)  # torch is slower on a few numbers
     weights, steps, staleness = rows
     weights = weights / weights.sum()
     return Cohort(
@@ -79,5 +77,6 @@ def cohort_of(present: Participants, problem: Problem, solver: Solver, key: Key)
         staleness=torch.from_numpy(staleness),
         lr=solver.lr,
         K=float(weights @ steps),
+        steps=torch.from_numpy(steps),
         key=key,
     )

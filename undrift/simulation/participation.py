@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, setting
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, stream
 
@@ -130,15 +130,11 @@ class Fixed:
 
     def check(self, N: int, rounds: int) -> None:
         if len(self.cohorts) < rounds:
-            raise InvalidInput(
-                f"Fixed has {len(self.cohorts)} cohorts for {rounds} rounds: give one list a round"
-            )
+            raise InvalidInput(f"Fixed has {len(self.cohorts)} cohorts for {rounds} rounds: give one list a round")
         for t, cohort in enumerate(self.cohorts, start=1):
             right = isinstance(cohort, Sequence) and all(isinstance(i, Integral) for i in cohort)
             if not right or len(set(cohort)) != len(cohort) or any(not 0 <= i < N for i in cohort):
-                raise InvalidInput(
-                    f"Fixed: round {t} must name different clients from 0 to {N - 1}, got {cohort}"
-                )
+                raise InvalidInput(f"Fixed: round {t} must name different clients from 0 to {N - 1}, got {cohort}")
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         return Draw(tuple(sorted(int(i) for i in self.cohorts[round - 1])))
@@ -165,4 +161,6 @@ def _permutation(seed: int, N: int) -> tuple[int, ...]:
 
 def _at_most(S: int, N: int, name: str) -> None:
     if not isinstance(S, Integral) or not 1 <= S <= N:
-        raise InvalidInput(f"{name}: S must be from 1 to the number of clients, {N}; got {S}")
+        subject = setting(f"{name}: S", participation__per_round=...)
+        everyone = setting("ud.Everyone()", participation__scheme="everyone")
+        raise InvalidInput(f"{subject} must be from 1 to the number of clients, {N}; got {S} ({everyone} takes all)")

@@ -2,14 +2,20 @@
 
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
+from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from undrift.core.errors import unknown
+from undrift.local.parameters import initial_of
 from undrift.problems import Problem
 from undrift.problems.protocols import FromModule
+from undrift.simulation.averages import RunningAverage, pick
 from undrift.simulation.client_states import ClientStates
 
 
@@ -32,6 +38,9 @@ class State:
     server: Any
     clients: ClientStates
     in_flight: Any = None
+    pseudo_gradients: tuple[Tensor, ...] = ()  # mean ones of the last rounds, where a metric asks for them
+    averages: Mapping[str, RunningAverage] = field(default_factory=dict)  # of the models so far, if they are asked for
+    privacy: Any = None  # the ud.Privacy that all rounds so far have had, with its noise, and the participation
 
     @property
     def flight(self) -> Any:
@@ -108,20 +117,64 @@ def better(best: Best | None, r: Round) -> Best | None:
     return Best(r.round, value, r.x)
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
-    problem: Problem = field(repr=False)
-    state: State = field(repr=False)
-    history: list[Round] = field(repr=False)
-    stopped: str | None = None  # why it ended early
-    best: Best | None = field(default=None, repr=False)
+
+class Presenter(Protocol):
+    """What draws and reports runs, in a higher layer: `undrift.experiments.comparison`."""
+
+    def plot(self, run: "FinishedRun", metric: str | None, against: str, ax: Any, best_so_far: bool) -> Any: ...
+    def report(self, run: "FinishedRun", path: Any, options: Mapping[str, Any]) -> Any: ...
+
+
+_presenters: list[Presenter] = []
+
+
+def present_with(presenter: Presenter) -> None:
+    """Draw and report runs with this."""
+    _presenters[:] = [presenter]
+
+
+def _presenter() -> Presenter:
+    if not _presenters:
+        import_module("undrift.public")  # all layers, of which one presents
+    return _presenters[0]
+
+
+class FinishedRun:
+    """What can be asked of a run, whether it was played just now (`Result`) or read from a directory (`ud.load_run`).
+
+    label     the method in words           planned   rounds that it was to have       seed
+    engine    how clients were computed     history   every round, without models      stopped   why it ended early
+    """
+
+    problem: Problem
+    state: State
+    history: list[Round]
+    stopped: str | None
+    best: "Best | None"
+    label: str
+    planned: int
+    seed: int
+    engine: Any
 
     @property
     def x(self) -> Tensor:
         """The final model of the server, flat."""
         return self.state.server.x
+
+    def average(self, name: str = "") -> Tensor:
+        """A mean of the run's models, flat, as asked for with `average=`; by name, if there are several."""
+        return pick(self.state.averages, name, self.x)
+
+    def model(self, client: int | None = None) -> nn.Module:
+        """The final model as an nn.Module, for problems made from one; that of a client, with the parameters of its own."""
+        if not isinstance(self.problem, FromModule):
+            raise TypeError(f"{type(self.problem).__name__} is not made from an nn.Module: use x")
+        if client is None or initial_of(self.problem) is None:
+            return self.problem.module(self.x)
+        (own,) = self.state.clients.gather([client]).local_parameters
+        return self.problem.module(torch.cat([self.x, own]), client)
 
     def final(self, metric: str, last: int = 100) -> float:
         """A run's quality as the papers report it: the mean over the last rounds in which it was recorded."""
@@ -130,8 +183,111 @@ class Result:
             raise unknown("metric", metric, {name for r in self.history for name in r.metrics})
         return sum(values[-last:]) / len(values[-last:])
 
-    def model(self) -> nn.Module:
-        """The final model as an nn.Module, for problems made from one."""
-        if not isinstance(self.problem, FromModule):
-            raise TypeError(f"{type(self.problem).__name__} is not made from an nn.Module: use x")
-        return self.problem.module(self.x)
+    @property
+    def bytes(self) -> int:
+        """Sent over all rounds, down and up."""
+        return sum(r.bytes_down + r.bytes_up for r in self.history)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dictionary a round: number, metrics, bytes of the round and by its end, seconds, participants."""
+        sent, found = 0, []
+        for r in self.history:
+            sent += r.bytes_down + r.bytes_up
+            row: dict[str, Any] = {"round": r.round, **r.metrics}
+            row |= {"bytes_down": r.bytes_down, "bytes_up": r.bytes_up, "cumulative_bytes": sent}
+            row |= {"seconds": r.seconds, "participants": len(r.clients)}
+            found.append(row if r.time is None else row | {"virtual_seconds": r.time})
+        return found
+
+    def frame(self) -> Any:
+        """The history as a pandas DataFrame, a row a round; where nothing was evaluated there is NaN.
+
+        >>> import torch, undrift as ud
+        >>> problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
+        >>> ud.run(ud.FedAvg(), problem, rounds=3).frame()["round"].tolist()
+        [1, 2, 3]
+        """
+        return to_frame(self.rows())
+
+    def plot(
+        self, metric: str | None = None, against: str = "rounds", ax: Any = None, best_so_far: bool = False
+    ) -> Any:
+        """Draw a metric over the run; returns matplotlib axes.
+
+        metric    the accuracy by default where it was recorded, else the loss
+        against   "rounds", "bytes" (down and up, over all clients), "seconds" or "virtual" (seconds of virtual time)
+        ax        axes to draw into; new ones by default
+        best_so_far   draw the best that the run has had by then: smooth where a metric jumps from round to round
+        """
+        return _presenter().plot(self, metric, against, ax, best_so_far)
+
+    def report(self, path: Any, **options: Any) -> Any:
+        """Write report.html, curves.png, summary.csv and rounds.csv into a folder; returns the path of the page.
+
+        options   target, metric, last: as for `undrift report`
+        """
+        return _presenter().report(self, path, options)
+
+    def facts(self) -> dict[str, str]:
+        """The run in a few words: rounds, last metrics, bytes, engine."""
+        done = self.history[-1].round if self.history else 0
+        last = next((r.metrics for r in reversed(self.history) if r.metrics), {})
+        found = {"rounds": f"{done}" if done == self.planned else f"{done} of {self.planned}"}
+        found |= {name: f"{value:.4g}" for name, value in last.items()}
+        found["sent"] = next(
+            f"{self.bytes / size:.3g} {unit}" for size, unit in UNITS if self.bytes >= size or size == 1
+        )
+        if self.engine is not None:
+            found["engine"] = str(self.engine)
+        return found if self.stopped is None else found | {"stopped": self.stopped}
+
+    def __repr__(self) -> str:
+        said = "; ".join(f"{name} {value}" for name, value in self.facts().items())
+        return f"{type(self).__name__}({self.label}, seed {self.seed}; {said})"
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(name)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+            for name, value in self.facts().items()
+        )
+        return f"<table><caption>{escape(self.label)}, seed {self.seed}</caption>{cells}</table>"
+
+
+@dataclass(frozen=True, repr=False)
+class Result(FinishedRun):
+    """A finished run: what `ud.run` returns.  `config` is what it was asked for, `engine` what was chosen.
+
+    >>> import torch, undrift as ud
+    >>> problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
+    >>> ud.run(ud.FedAvg(), problem, rounds=2, local=ud.Local(lr=0.5))
+    Result(FedAvg(server_lr=1.0), seed 0; rounds 2; loss -1.875; gap 0.125; grad_norm 0.5; distance 0.5; sent 32 B; engine clients in chunks of 2, batched)
+    """
+
+    problem: Problem
+    state: State
+    history: list[Round]
+    stopped: str | None = None  # why it ended early
+    best: Best | None = None
+    config: Any = None
+    engine: Any = None
+
+    @property
+    def label(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "a run" if self.config is None else repr(self.config.algorithm)
+
+    @property
+    def planned(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return len(self.history) if self.config is None else self.config.rounds
+
+    @property
+    def seed(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 0 if self.config is None else self.config.seed
+
+
+def to_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame."""
+    try:
+        import pandas  # which need not be installed, and is slow to import
+    except ImportError as error:
+        raise ImportError("frame() needs pandas: pip install pandas; rows() gives the same as dictionaries") from error
+    return pandas.DataFrame.from_records(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))

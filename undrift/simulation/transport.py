@@ -3,7 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from undrift.core.algorithm import Algorithm, Exchange, Wire, exchanges_of
+from undrift.core.observe import Observe, Observing
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.core.work import Solver
@@ -21,6 +25,7 @@ from undrift.simulation.client_states import ClientStates, StagedStates
 from undrift.simulation.engines import EngineChoice, Request, engine_of
 from undrift.simulation.participants import Participants, participants_of
 from undrift.simulation.participation import Draw, Participation
+from undrift.simulation.privacy import PrivateRelease
 from undrift.simulation.results import Round, State
 
 
@@ -36,6 +41,8 @@ class RunPlan:
     seed: int
     largest_weight: float
     wire: Wire | None = None
+    observing: Observing | None = None  # what metrics need to see of local loops
+    privacy: PrivateRelease | None = None
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
         """The exchanges of round t, with what happens to messages on the wire."""
@@ -49,6 +56,11 @@ class RunPlan:
         rounds = (0, t) if t == 1 else (t,)
         return [(s, number, e) for s in rounds for number, e in enumerate(self.exchanges(s))]
 
+    def first_client(self, x: Tensor) -> Any:
+        """The state of a client that has not been visited yet."""
+        own = self.algorithm.client(x)
+        return own if self.wire is None else self.wire.client(own)
+
     def solver(self, t: int) -> Solver:
         return self.local.solver(t)
 
@@ -59,6 +71,12 @@ class RunPlan:
     def participants(self, exchange: Exchange, draw: Draw, key: Key) -> Participants:
         """Who of a cohort takes part in an exchange."""
         return participants_of(exchange, draw, self.problem, self.local, self.largest_weight, key)
+
+    def observe(self, exchange: Exchange, t: int) -> Observe | None:
+        """What is to be seen of the local loops of an exchange."""
+        if self.observing is None or exchange.to != "cohort":
+            return None
+        return self.observing.of_round(t)
 
     def request(
         self,
@@ -71,6 +89,7 @@ class RunPlan:
     ) -> Request:
         """What an engine is asked."""
         solver, chunk = self.solver(key.round), self.choice.inner.chunk
+        more = {"observe": self.observe(exchange, key.round)} | more
         return Request(
             self.algorithm, exchange, down, states, participants, self.problem, solver, key, chunk, **more
         )  # fmt: skip
@@ -88,6 +107,10 @@ class Transport(Protocol):
 
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         """One exchange with the cohort, or whom it is for; new states are staged."""
+        ...
+
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
+        """The mean pseudo-gradient that this exchange would have with all clients; nothing comes of it."""
         ...
 
     def apply(self) -> None:
@@ -141,6 +164,9 @@ class InProcess:
         reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
         return with_bytes_down(reply, down, len(participants.clients))
 
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
+        return pseudo_gradient_of_everyone(self.plan, exchange, server, self.clients, key)
+
     def apply(self) -> None:
         self.staged.apply()
 
@@ -167,11 +193,30 @@ def visit_clients(
     key: Key,
 ) -> PartialAggregate:
     """Visit clients in this process, and add up what they answer."""
-    engine = engine_of(
-        plan.choice, max(key.round, 1)
-    )  # the initialisation round belongs to round 1
+    engine = engine_of(plan.choice, max(key.round, 1))  # the initialisation round belongs to round 1
     results = engine(plan.request(exchange, down, states, participants, key))
     return aggregate(results, exchange, states, participants, plan.problem, key.round)
+
+
+def everyone(plan: RunPlan, exchange: Exchange, key: Key) -> Participants:
+    """All clients, for an exchange that is the cohort's."""
+    return plan.participants(replace(exchange, to="everyone"), Draw(()), key)
+
+
+@torch.no_grad()
+def pseudo_gradient_of_everyone(
+    plan: RunPlan, exchange: Exchange, server: Any, states: ClientStates, key: Key
+) -> Tensor | None:
+    """The mean of x - y over all clients, had they all been asked; computed here, and nothing else comes of it."""
+    down = send(exchange, server, key.round)
+    part = visit_clients(plan, exchange, down, states, everyone(plan, exchange, key), key)
+    return way_of(part)
+
+
+def way_of(part: PartialAggregate) -> Tensor | None:
+    """The mean pseudo-gradient of the clients of a part."""
+    way = None if part.local is None else part.local.way
+    return None if way is None else way / part.weight
 
 
 def with_bytes_down(reply: Reply, down: Any, clients: int) -> Reply:

@@ -76,7 +76,7 @@ def fedavg_m(
     >>> round(setting.beta, 4), round(setting.gamma, 4)
     (0.3162, 0.0417)
     >>> setting.method()
-    FedAvg_M(beta=0.31622776601683794, gamma=0.041666666666666664, reparametrised=False)
+    FedAvg_M(beta=0.31622776601683794, gamma=0.041666666666666664, reparametrised=False, server_lr=1.0)
     """
     source = "FedAvg-M (Cheng et al., Theorem 11)"
     check_constants(source, L=L, Delta=Delta, G0=G0, sigma=sigma, N=N, K=K, R=R, c=c)
@@ -187,9 +187,7 @@ def scaffold_m(
         R,
         K,
         lr=x / (K * L),
-        transient=7 * Delta * L / g
-        + 39 / (8 * beta) * 2 * L * Delta
-        + 585 / 4 * beta * N / S**2 * sigma**2 / B,
+        transient=7 * Delta * L / g + 39 / (8 * beta) * 2 * L * Delta + 585 / 4 * beta * N / S**2 * sigma**2 / B,
         floor=390 * beta * sigma**2 / (S * K),
         beta=beta,
         gamma=g / L,
@@ -197,9 +195,7 @@ def scaffold_m(
     )
 
 
-def scaffold_m_vr(
-    *, L: float, Delta: float, sigma: float, N: int, S: int, K: int, R: int
-) -> ScaffoldMVRSetting:
+def scaffold_m_vr(*, L: float, Delta: float, sigma: float, N: int, S: int, K: int, R: int) -> ScaffoldMVRSetting:
     """SCAFFOLD-M-VR with S of N clients, Theorem 22, (11), with the gamma that its lemmas allow (errata 24).
 
     >>> setting = scaffold_m_vr(L=1.0, Delta=2.0, sigma=0.0, N=64, S=4, K=5, R=100)
@@ -230,9 +226,7 @@ def scaffold_m_vr(
         R,
         K,
         lr=x / (K * L),
-        transient=7 * Delta * L / g
-        + 39 / (8 * beta) * sigma**2 / (N * B)
-        + 585 / 8 * beta * N / S**2 * sigma**2 / B,
+        transient=7 * Delta * L / g + 39 / (8 * beta) * sigma**2 / (N * B) + 585 / 8 * beta * N / S**2 * sigma**2 / B,
         floor=585 / 2 * beta * sigma**2 / (S * K),
         beta=beta,
         gamma=g / L,
@@ -271,9 +265,7 @@ def scaffold_m_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, S: 
     return (L * Delta * sigma**2 / (S * K * R)) ** 0.5 + L * Delta * slower / R
 
 
-def scaffold_m_vr_rate(
-    R: Any, *, L: float, Delta: float, sigma: float, N: int, S: int, K: int
-) -> Any:
+def scaffold_m_vr_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, S: int, K: int) -> Any:
     """(L Delta sigma / (S sqrt(K) R))^(2/3) + L Delta (1 + sqrt(N)/S) / R, up to a factor; R may be an array.
 
     >>> scaffold_m_vr_rate(100, L=1.0, Delta=2.0, sigma=0.0, N=16, S=4, K=5)

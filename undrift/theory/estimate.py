@@ -72,9 +72,7 @@ def estimate(
     check_value("estimate", "draws", draws, int, within="[2, inf)")
     x = problem.x0 if x is None else torch.as_tensor(x)
     if x.shape != problem.x0.shape:
-        raise InvalidInput(
-            f"estimate: x has {list(x.shape)} numbers, the model {list(problem.x0.shape)}"
-        )
+        raise InvalidInput(f"estimate: x has {list(x.shape)} numbers, the model {list(problem.x0.shape)}")
     x = x.to(problem.x0)
     if not bool(torch.isfinite(x).all()):
         raise InvalidInput("estimate: x has NaN or Inf")
@@ -129,9 +127,7 @@ class _Look:
         ahead, behind = (self.full_grad(self.x + way * v, clients) for way in (h, -h))
         return (ahead - behind) / (2 * h)
 
-    def curvature_of_clients(
-        self, clients: list[int], iterations: int
-    ) -> tuple[float, float | None]:
+    def curvature_of_clients(self, clients: list[int], iterations: int) -> tuple[float, float | None]:
         found = []
         for some in _chunks(clients, self.chunk):
             start = _directions(self.x, len(some), self.seed)
@@ -162,9 +158,7 @@ class _Look:
         return sqrt(largest)
 
 
-def lanczos(
-    product: Callable[[Tensor], Tensor], start: Tensor, iterations: int
-) -> list[tuple[float, float, bool]]:
+def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, iterations: int) -> list[tuple[float, float, bool]]:
     """The largest and smallest eigenvalue of every row's matrix, and whether the smallest has converged."""
     rows, D = start.shape
     steps = min(iterations, D)

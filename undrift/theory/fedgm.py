@@ -72,14 +72,8 @@ class FedGMSetting(Prescription):
 
     def bound(self, rounds: Any = None) -> Any:
         """The theorem's bound on the mean over stages of their mean E|grad f(x)|^2; in stages, of the whole run only."""
-        if (
-            len(self.stages) > 1
-            and rounds is not None
-            and np.any(np.asarray(rounds) != self.rounds)
-        ):
-            raise InvalidInput(
-                f"{self.source}: in stages the bound is that of all {self.rounds} rounds, got {rounds}"
-            )
+        if len(self.stages) > 1 and rounds is not None and np.any(np.asarray(rounds) != self.rounds):
+            raise InvalidInput(f"{self.source}: in stages the bound is that of all {self.rounds} rounds, got {rounds}")
         return super().bound(rounds)
 
 
@@ -198,10 +192,7 @@ def autonomous_fedgm(
         1 / (L * (stages[0].eta * (1 + 2 * delay) + W1)),  # errata 26
     )
     phi_l = 20 * lr**2 * L**2 * R * mean / W2 * K + R / (S * W2 * K) * (
-        4 * L**2 * delay**2 * mean3 * lr**2
-        + 2 * L**2 * W1**2 * mean * lr
-        + 2 * mean * lr
-        + 2 * L * mean2 * lr
+        4 * L**2 * delay**2 * mean3 * lr**2 + 2 * L**2 * W1**2 * mean * lr + 2 * mean * lr + 2 * L * mean2 * lr
     )
     phi_g = 120 * lr**2 * L**2 * R * mean * K**2 / W2
     return AutonomousFedGMSetting(
@@ -223,9 +214,7 @@ def _schedule(source: str, schedule: Any, R: int) -> _Schedule:
     elif isinstance(schedule, SingleStage):
         stages = (Stage(schedule.eta, schedule.beta, schedule.nu, R),)
     else:
-        raise InvalidInput(
-            f"{source}: the schedule is a ud.FedGM or a ud.MultistageFedGM, got {schedule!r}"
-        )
+        raise InvalidInput(f"{source}: the schedule is a ud.FedGM or a ud.MultistageFedGM, got {schedule!r}")
     for s in stages:
         check_value(source, "eta", s.eta, float, within="(0, inf)")
         check_value(source, "beta", s.beta, float, within="[0, 1)")

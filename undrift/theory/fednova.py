@@ -109,9 +109,7 @@ def chi2(p: Any, w: Any) -> float:
     """
     p, w = np.asarray(p, dtype=float), np.asarray(w, dtype=float)
     if p.shape != w.shape or p.ndim != 1:
-        raise InvalidInput(
-            f"chi2: p and w are two lists of one length, got {p.shape} and {w.shape}"
-        )
+        raise InvalidInput(f"chi2: p and w are two lists of one length, got {p.shape} and {w.shape}")
     for name, each in (("p", p), ("w", w)):
         if not np.isfinite(each).all() or each.min() < 0 or abs(each.sum() - 1) > 1e-6:
             raise InvalidInput(f"chi2: {name} must be positive and sum to one, got {each.tolist()}")
@@ -125,9 +123,7 @@ def chi2(p: Any, w: Any) -> float:
 # Where runs end on quadratics.
 
 
-def fedavg_limit(
-    problem: Quadratic, *, steps: Steps, lr: float, mu: float = 0.0, rho: float = 0.0
-) -> Tensor:
+def fedavg_limit(problem: Quadratic, *, steps: Steps, lr: float, mu: float = 0.0, rho: float = 0.0) -> Tensor:
     """Where FedAvg (FedProx with mu, local momentum with rho) ends with all clients on a quadratic, (28).
 
     >>> import torch, undrift as ud
@@ -138,9 +134,7 @@ def fedavg_limit(
     return _limit(problem, steps, lr, mu, rho, normalised=False)
 
 
-def fednova_limit(
-    problem: Quadratic, *, steps: Steps, lr: float, mu: float = 0.0, rho: float = 0.0
-) -> Tensor:
+def fednova_limit(problem: Quadratic, *, steps: Steps, lr: float, mu: float = 0.0, rho: float = 0.0) -> Tensor:
     """Where FedNova ends with all clients on a quadratic: (28) with K_i / |a_i|_1 in place of K_i.
 
     Not at the optimum, but at a distance of order lr from it.
@@ -153,9 +147,7 @@ def fednova_limit(
     return _limit(problem, steps, lr, mu, rho, normalised=True)
 
 
-def _limit(
-    problem: Quadratic, steps: Steps, lr: float, mu: float, rho: float, normalised: bool
-) -> Tensor:
+def _limit(problem: Quadratic, steps: Steps, lr: float, mu: float, rho: float, normalised: bool) -> Tensor:
     p, K = local_maps(problem, steps, lr, mu, rho)
     if normalised:
         norms = [accumulation(t, alpha=lr * mu, rho=rho).sum() for t in _each(problem, steps)]
@@ -306,9 +298,7 @@ def _bound(
     return 4 * Delta / (lr * found.tau_eff), noise + 12 * lr**2 * L**2 * kappa**2 * found.C
 
 
-def inconsistency_bound(
-    surrogate: float, constants: NovaConstants, *, kappa: float, B2: float = 1.0
-) -> float:
+def inconsistency_bound(surrogate: float, constants: NovaConstants, *, kappa: float, B2: float = 1.0) -> float:
     """Theorem 2: what a bound on the surrogate's squared gradient says of f's: 2 (chi2 (beta^2 - 1) + 1) e + 2 chi2 kappa^2.
 
     >>> round(inconsistency_bound(0.0, nova_constants([3, 7]), kappa=1.0), 6)
@@ -319,9 +309,7 @@ def inconsistency_bound(
     return 2 * (X * (B2 - 1) + 1) * surrogate + 2 * X * kappa**2
 
 
-def fednova_rate(
-    R: Any, *, steps: Sequence[int], sigma: float = 1.0, kappa: float = 1.0, **options: Any
-) -> Any:
+def fednova_rate(R: Any, *, steps: Sequence[int], sigma: float = 1.0, kappa: float = 1.0, **options: Any) -> Any:
     """(102) with the constants of FedNova, up to a factor; options as those of nova_constants.
 
     >>> round(fednova_rate(10_000, steps=[4, 4]), 5)
@@ -357,9 +345,7 @@ def _each(problem: Quadratic, steps: Steps) -> list[int]:
     listed = _steps("limits on quadratics", steps)
     listed = listed * problem.N if len(listed) == 1 else listed
     if len(listed) != problem.N:
-        raise InvalidInput(
-            f"limits on quadratics: {problem.N} clients, but {len(listed)} numbers of steps"
-        )
+        raise InvalidInput(f"limits on quadratics: {problem.N} clients, but {len(listed)} numbers of steps")
     return listed
 
 
@@ -368,7 +354,5 @@ def _weights(source: str, p: Sequence[float] | None, m: int) -> np.ndarray:
         return np.full(m, 1 / m)
     weights = np.asarray(p, dtype=float)
     if weights.shape != (m,) or weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
-        raise InvalidInput(
-            f"{source}: p lists {m} weights that sum to one, got {np.asarray(p).tolist()}"
-        )
+        raise InvalidInput(f"{source}: p lists {m} weights that sum to one, got {np.asarray(p).tolist()}")
     return weights

@@ -41,14 +41,10 @@ class GHBMSetting(Prescription):
 
     def bound(self, rounds: Any = None) -> Any:
         """Not given: the proof loses a factor (errata 22).  `ghbm_rate` is what the theorem states."""
-        raise InvalidInput(
-            f"{self.source} has no proven bound (errata 22): ghbm_rate is what it states"
-        )
+        raise InvalidInput(f"{self.source} has no proven bound (errata 22): ghbm_rate is what it states")
 
 
-def ghbm(
-    *, L: float, Delta: float, G_tau: float, sigma: float, N: int, S: int, K: int, R: int
-) -> GHBMSetting:
+def ghbm(*, L: float, Delta: float, G_tau: float, sigma: float, N: int, S: int, K: int, R: int) -> GHBMSetting:
     """GHBM's Algorithm 3 with S of N clients in turn, Theorem 4.7, (122).
 
     >>> setting = ghbm(L=1.0, Delta=2.0, G_tau=3.0, sigma=1.0, N=10, S=2, K=5, R=1000)

@@ -211,9 +211,7 @@ class HasControl(Protocol):
     def c(self) -> Tensor: ...
 
 
-def scaffold_lyapunov(
-    state: Any, problem: Problem, setting: ScaffoldSetting, optimum: Tensor | None = None
-) -> float:
+def scaffold_lyapunov(state: Any, problem: Problem, setting: ScaffoldSetting, optimum: Tensor | None = None) -> float:
     """The Lyapunov function of Theorem 2 in a run's state: |x - x*|^2 + (9 eta~^2 / S) sum_i |c_i - grad f_i(x*)|^2.
 
     In expectation over clients it shrinks by `setting.decay` a round without noise.  state is that of a round of
@@ -230,9 +228,7 @@ def scaffold_lyapunov(
     """
     if optimum is None:
         if not isinstance(problem, Quadratic):
-            raise InvalidInput(
-                f"scaffold_lyapunov: the optimum of a {type(problem).__name__} is not known: give it"
-            )
+            raise InvalidInput(f"scaffold_lyapunov: the optimum of a {type(problem).__name__} is not known: give it")
         optimum = problem.optimum
     if not isinstance(state.server, HasControl):
         raise InvalidInput("scaffold_lyapunov: this run has no control variates: run ud.Scaffold")

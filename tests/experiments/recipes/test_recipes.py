@@ -1,6 +1,5 @@
-"""Recipes: read, searched, run, resumed, and checked against their claims."""
+"""Recipes: read, searched, run, resumed, recorded, and checked against their claims."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -8,16 +7,18 @@ from typing import Any
 
 import pytest
 
-from undrift.cli.reproduce import describe_result, reproduce
+from tests.support.real_data import real_data
+from undrift.cli.reproduce import reproduce
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import read
-from undrift.experiments.recipes.claims import Claim, ClaimResult, check_claims, read_claims
+from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements, check_claims
+from undrift.experiments.recipes.page import describe_result, render_page
 from undrift.experiments.recipes.recipe import find_recipe, list_recipes, read_recipe
+from undrift.experiments.recipes.results import RecordedClaim, check_current, outdated, read_results, reproduced
 from undrift.experiments.runs.files import read_json
 from undrift.experiments.sweeps.spaces import space_of
 
 OWN = Path(__file__).parents[3] / "recipes"
-
 EXPERIMENT = """
 rounds = 6
 seeds = 2
@@ -32,6 +33,7 @@ local = {steps = 2, batch = 8}
 RECIPE = """
 about = "a small one"
 paper = "none"
+quick = {rounds = 2, seeds = 1}
 [[search]]
 name = "lr"
 experiment = "plain.toml"
@@ -44,11 +46,36 @@ best = "lr"
 name = "timed"
 experiment = "timed.toml"
 take = {"local.lr" = "lr"}
+set = {"participation.per_round" = 2}
+[[run]]
+name = "numbers"
+function = "numbers.py:squares"
+[[claim]]
+claim = "late is not worse"
+published = "in words"
+source = "Fig. 1"
+of = "timed/fedavg"
+against = "best/fedavg"
+above = -1.0
+[[claim]]
+claim = "squares ascend"
+published = "always"
+measure = "number"
+order = ["numbers/one", "numbers/two", "numbers/three"]
 """
-CLAIM: dict[str, Any] = {
-    "claim": "late is not worse", "published": "in words", "of": "timed/fedavg", "against": "best/fedavg",
-    "above": -1.0, "tolerance": 0.0,
-}  # fmt: skip
+NUMBERS = """
+def squares(quick):
+    return {name: [k**2, k**2 + 0.5] for k, name in enumerate(("one", "two", "three"), 1)}
+"""
+README = """# Small
+
+<!-- results: written by `undrift reproduce --record` -->
+before
+<!-- end of results -->
+
+The end.
+"""
+PAIR: dict[str, Any] = {"claim": "a", "published": "b", "of": "r/a", "against": "r/b", "above": 0.0}
 
 
 @pytest.fixture
@@ -56,51 +83,75 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "small"
     made.mkdir()
     (made / "plain.toml").write_text(EXPERIMENT + "[algorithms.scaffold]\n")
-    (made / "timed.toml").write_text(
-        EXPERIMENT.replace('engine = "sequential"', "population = {pace = 1.0}")
-    )
+    (made / "timed.toml").write_text(EXPERIMENT.replace('engine = "sequential"', "population = {pace = 1.0}"))
     (made / "space.toml").write_text("[common]\nlocal.lr = [0.01, 0.3]\n")
     (made / "recipe.toml").write_text(RECIPE)
-    (made / "expected.json").write_text(json.dumps([CLAIM]))
+    (made / "numbers.py").write_text(NUMBERS)
+    (made / "README.md").write_text(README)
     return made
 
 
-def test_a_recipe_is_searched_run_and_judged(folder: Path, capsys: Any) -> None:
+def test_a_recipe_is_searched_run_judged_and_recorded(folder: Path, capsys: Any) -> None:
     out = folder.parent / "out"
-    reproduce(str(folder), out, jobs=1, keep=True)
+    reproduce([str(folder)], out=out, jobs=1, keep=True)
     said = capsys.readouterr().out
     assert "late is not worse" in said and "in words" in said
     assert "late is not worse" in (out / "report.html").read_text()
     chosen = read(out / "search" / "lr" / "best.toml")
     assert chosen.labels == ["fedavg"]
     best = chosen.methods["fedavg"].local["lr"]
-    for run in ("best", "timed"):
+    for run, per_round in (("best", 3), ("timed", 2)):
         for seed in (0, 1):
             one = read(out / "runs" / run / "fedavg" / f"seed-{seed}" / "experiment.toml")
-            assert one.local.lr == best
-    (claim,) = read_claims(folder / "expected.json")
-    (kept,) = read_json(out / "claims.json")
-    assert claim.ours is not None and claim.ours.by_seed == kept["by_seed"]
-    assert kept["holds"] == "yes" and len(kept["by_seed"]) == 2
-    (result,) = check_claims([claim], {name: out / "runs" / name for name in ("best", "timed")})
-    assert result.as_recorded
+            assert one.local.lr == best and one.participation.per_round == per_round
+    recipe = read_recipe(folder)
+    results = check_current(folder, recipe)
+    kept = read_json(out / "claims.json")
+    assert [each.by_seed for each in results.claims] == [each["by_seed"] for each in kept]
+    assert results.claims[1].by_seed == [3.0, 3.0] and results.claims[1].holds == "yes"
+    assert set(results.methods) == {"best/fedavg", "timed/fedavg"}
+    readme = (folder / "README.md").read_text()
+    assert "| late is not worse | in words (Fig. 1) |" in readme and "before" not in readme and "The end." in readme
+    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    page = render_page({"small": folder})
+    assert "2 claims: 2 hold" in page and "undrift reproduce small" in page
 
     # called again it goes on, and finds the same
     shutil.rmtree(out / "runs" / "timed")
-    reproduce(str(folder), out, jobs=1, quiet=True)
-    assert read_json(out / "claims.json") == [
-        kept | {"ours": claim.ours.model_dump(), "as_recorded": True}
-    ]
+    reproduce([str(folder)], out=out, jobs=1, quiet=True)
+    assert read_json(out / "claims.json") == kept
 
-    # a recipe that has changed is not mixed with runs of another
+    # a recipe that has changed is not mixed with runs or results of another
     timed = folder / "timed.toml"
     timed.write_text(timed.read_text().replace("rounds = 6", "rounds = 7"))
+    assert "have changed" in str(outdated(folder, recipe))
+    with pytest.raises(InvalidInput, match="have changed since results were recorded"):
+        render_page({"small": folder})
     with pytest.raises(InvalidInput, match="other rounds than the recipe now has"):
-        reproduce(str(folder), out, jobs=1, quiet=True)
+        reproduce([str(folder)], out=out, jobs=1, quiet=True)
+    (folder / "results.json").unlink()
+    with pytest.raises(InvalidInput, match="nothing has been recorded yet"):
+        render_page({"small": folder})
+
+
+def test_the_quick_form_records_nothing(folder: Path) -> None:
+    out = folder.parent / "out"
+    reproduce([str(folder)], quick=True, out=out, jobs=1, quiet=True)
+    assert read(out / "runs" / "timed" / "experiment.toml").rounds == 2
+    assert read_results(folder) is None
+    with pytest.raises(InvalidInput, match="leave out --record"):
+        reproduce([str(folder)], quick=True, keep=True)
+
+
+def test_names_and_all_exclude_each_other() -> None:
+    with pytest.raises(InvalidInput, match="not both"):
+        reproduce(["cheng"], everything=True)
+    with pytest.raises(InvalidInput, match="the place of one recipe"):
+        reproduce(["cheng", "ghbm"], out=Path("here"))
 
 
 def of(values: list[float], **words: Any) -> ClaimResult:
-    return ClaimResult(Claim(**{**CLAIM, "above": 0.0, **words}), tuple(values))
+    return ClaimResult(Claim(**{**PAIR, **words}), tuple(values))
 
 
 def test_a_claim_holds_with_every_seed_or_in_the_mean_or_not() -> None:
@@ -110,37 +161,72 @@ def test_a_claim_holds_with_every_seed_or_in_the_mean_or_not() -> None:
     slower = {"above": None, "below": 1.5, "by": "ratio", "measure": "rounds", "target": 0.8}
     assert of([1.0, 1.4], **slower).holds == "yes"
     assert of([1.0, math.inf], **slower).holds == "no"
-    assert describe_result(of([1.0, math.inf], **slower))["here"] == "never reached"
-    assert describe_result(of([0.01, 0.02]))["here"] == "+1.50 ± 0.71 points"
+    assert describe_result(of([1.0, math.inf], **slower), None)["here"] == "never reached"
+    assert describe_result(of([0.01, 0.02]), None)["here"] == "+1.50 ± 0.71 points (2 seeds)"
 
 
-def test_as_recorded_is_within_the_tolerance() -> None:
-    ours = {"by_seed": [0.1, 0.3], "mean": 0.2, "std": 0.1}
-    assert of([0.15, 0.3], ours=ours, tolerance=0.03).as_recorded
-    assert not of([0.15, 0.3], ours=ours, tolerance=0.02).as_recorded
-    never = {"by_seed": [None, 0.3], "mean": None, "std": None}
-    assert of([math.inf, 0.3], ours=never).as_recorded
-    assert not of([0.1, 0.3], ours=never).as_recorded
+def test_a_number_is_as_published_within_its_spread_or_a_bound() -> None:
+    number = {"against": None, "above": None, "equals": 0.75}
+    assert of([0.76, 0.77], **number, within=0.02).holds == "yes"
+    assert of([0.76, 0.80], **number, within=0.02).holds == "no"
+    assert of([0.785, 0.785], **number, spread=0.02).holds == "yes"  # 2 sd
+    assert of([0.80, 0.80], **number, spread=0.02).holds == "no"
+    assert of([0.70, 0.90], **number, spread=0.0).holds == "yes"  # our own spread counts too
+    assert of([0.80, 0.80], **number, spread=0.02, within=0.011).holds == "yes"
 
 
-@pytest.mark.parametrize("file, old, new, message", [
-    ("recipe.toml", 'best = "lr"', 'best = "lrs"', "unknown search 'lrs'; did you mean 'lr'"),
-    ("recipe.toml", 'best = "lr"', "", "give an experiment file, or best"),
-    ("recipe.toml", "plain.toml", "plan.toml", "needs plan.toml, which is not beside it"),
-    ("recipe.toml", 'methods = ["fedavg"]', 'methods = ["fedavgm"]', "unknown method of the experiment: 'fedavgm'"),
-    ("recipe.toml", 'about = "a small one"', "", "about: Field required"),
-    ("expected.json", '"above": -1.0, ', "", "give one bound"),
-    ("expected.json", '"above": -1.0', '"above": -1.0, "target": 0.5', "a target belongs to"),
-    ("expected.json", '"tolerance": 0.0', '"tolerence": 0.0', "tolerance"),
+def test_terms_are_ordered_and_paired_by_seed() -> None:
+    numbers = {f"r/{k}": {0: float(k), 1: 10.0 * k} for k in (1, 2, 4)}
+    measured = Measurements({}, numbers)
+    order = Claim(claim="up", published="", measure="number", order=["r/1", "r/2", "r/4"])
+    down = Claim(claim="down", published="", measure="number", order=["r/4", "r/2"])
+    gap = Claim(claim="gap", published="", measure="number", of="r/4 - r/2", against="r/2 - r/1", above=0.0)
+    ratio = Claim(claim="ratio", published="", measure="number", of="r/4", against="r/2", by="ratio", below=3.0)
+    results = check_claims([order, down, gap, ratio], measured)
+    assert [each.by_seed for each in results] == [(1.0, 10.0), (-2.0, -20.0), (1.0, 10.0), (2.0, 2.0)]
+    assert [each.holds for each in results] == ["yes", "no", "yes", "yes"]
+    unpaired = Measurements({}, numbers | {"r/4": {0: 1.0}})
+    with pytest.raises(InvalidInput, match="different seeds"):
+        check_claims([order], unpaired)
+
+
+def test_reproduced_is_within_the_recorded_spread() -> None:
+    ours = RecordedClaim(claim="a", by_seed=[0.1, 0.3], mean=0.2, std=0.1, holds="yes")
+    assert reproduced(of([0.15, 0.3]), ours) and reproduced(of([0.15, 0.3]), None) is None
+    assert not reproduced(of([0.6, 0.7]), ours)
+    never = RecordedClaim(claim="a", by_seed=[None, 0.3], mean=None, std=None, holds="no")
+    assert reproduced(of([math.inf, 0.3]), never)
+    assert not reproduced(of([0.1, 0.3]), never)
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ('best = "lr"', 'best = "lrs"', "unknown search 'lrs'; did you mean 'lr'"),
+    ('best = "lr"', "", "give an experiment file, or best"),
+    ("plain.toml", "plan.toml", "needs plan.toml, which is not beside it"),
+    ("numbers.py", "number.py", "needs number.py, which is not beside it"),
+    (":squares", ":cubes", "has no function 'cubes'"),
+    ('methods = ["fedavg"]', 'methods = ["fedavgm"]', "unknown method of the experiment: 'fedavgm'"),
+    ('about = "a small one"', "", "about: Field required"),
+    ("above = -1.0", "", "give one bound"),
+    ("above = -1.0", "above = -1.0\ntarget = 0.5", "a target belongs to"),
+    ("above = -1.0", "equals = 1.0", "needs `within` or `spread`"),
+    ('of = "timed/fedavg"', 'of = "times/fedavg"', "did you mean 'timed'"),
+    ("numbers/three", "numbers/four", "unknown number of a function"),
+    ('of = "timed/fedavg"', 'order = ["timed/fedavg"]', "`order` has two terms or more"),
 ])  # fmt: skip
-def test_what_is_wrong_in_a_recipe_is_named(
-    folder: Path, file: str, old: str, new: str, message: str
-) -> None:
-    text = (folder / file).read_text()
+def test_what_is_wrong_in_a_recipe_is_named(folder: Path, old: str, new: str, message: str) -> None:
+    text = (folder / "recipe.toml").read_text()
     assert old in text
-    (folder / file).write_text(text.replace(old, new))
+    (folder / "recipe.toml").write_text(text.replace(old, new))
     with pytest.raises(InvalidInput, match=message):
-        reproduce(str(folder), folder.parent / "out", quiet=True)
+        reproduce([str(folder)], out=folder.parent / "out", quick=True, jobs=1, quiet=True)
+
+
+def test_missing_data_are_named_before_anything_runs(folder: Path) -> None:
+    text = (folder / "timed.toml").read_text()
+    (folder / "timed.toml").write_text(text.replace("rounds = 6", 'rounds = 6\ndata = "cifar100"'))
+    with pytest.raises(InvalidInput, match="cifar-100"):
+        reproduce([str(folder)], out=folder.parent / "out", jobs=1, quiet=True)
     assert not (folder.parent / "out").exists()
 
 
@@ -148,7 +234,7 @@ def test_recipes_are_found_by_name_and_missing_ones_explained(folder: Path, tmp_
     assert find_recipe("small", [tmp_path]) == folder == find_recipe(str(folder))
     with pytest.raises(InvalidInput, match="did you mean 'small'"):
         find_recipe("smal", [tmp_path])
-    with pytest.raises(InvalidInput, match="they come with a clone of the project"):
+    with pytest.raises(InvalidInput, match="there are no recipes in"):
         find_recipe("small", [tmp_path / "nowhere"])
 
 
@@ -157,28 +243,40 @@ def test_recipes_of_the_clone_are_found_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert list_recipes() == list_recipes([OWN])
-    mine = tmp_path / "recipes" / "autonomous-fedgm"
+    mine = tmp_path / "recipes" / "theory"
     mine.parent.mkdir()
     folder.rename(mine)
-    assert find_recipe("autonomous-fedgm") == mine  # those in the current directory come first
+    assert find_recipe("theory") == mine  # those in the current directory come first
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
-def test_our_own_recipes_can_be_read(name: str) -> None:
+def test_our_own_recipes_are_whole_and_their_results_are_theirs(name: str) -> None:
     folder = OWN / name
     recipe = read_recipe(folder)
+    check_current(folder, recipe)
     labels = {
         f"{run.name}/{label}"
         for run in recipe.run
-        for source in [
-            run.experiment or next(s.experiment for s in recipe.search if s.name == run.best)
-        ]
+        if not run.function
+        for source in [run.experiment or next(s.experiment for s in recipe.search if s.name == run.best)]
         for label in read(folder / source).labels
     }
-    for claim in read_claims(folder / "expected.json"):
-        assert {claim.of, claim.against or claim.of} <= labels
-        assert claim.ours is not None, "undrift reproduce NAME --record writes what came out"
+    for claim in recipe.claim:
+        assert claim.measure == "number" or {*claim.terms} <= labels
     for search in recipe.search:
         file = search.space.endswith(".toml")
         assert space_of(str(folder / search.space) if file else search.space).rows is not None
-    assert (folder / "README.md").exists()
+    assert len((folder / "README.md").read_text()) > 500
+
+
+def test_the_page_is_what_is_recorded() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reproductions.md"
+    assert page.read_text() == render_page(list_recipes([OWN])), "undrift reproduce --page docs/reproductions.md"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
+def test_the_quick_form_of_our_own_recipes_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDRIFT_DATA", str(real_data()))
+    reproduce([str(OWN / name)], quick=True, out=tmp_path / "out", jobs=1, quiet=True)
+    assert len(read_json(tmp_path / "out" / "claims.json")) == len(read_recipe(OWN / name).claim)

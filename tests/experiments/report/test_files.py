@@ -23,7 +23,7 @@ from tests.support.run_directories import (
 )
 from undrift.core.errors import InvalidInput
 from undrift.experiments.report import summarise, write_report
-from undrift.experiments.report.tables import list_columns, summary_csv
+from undrift.experiments.report.tables import _csv_cell, list_columns, summary_csv
 from undrift.experiments.runs.running import prepare_directory, run_experiment
 
 
@@ -46,7 +46,8 @@ def test_equal_labels_of_several_directories_are_told_apart(tmp_path: Path) -> N
     s = summarise([one, two])
     assert [row.label for row in s.rows] == ["fedavg (x/same)", "own", "fedavg (y/same)"]
     assert any("The experiments differ in rounds" in note for note in s.notes)
-    assert s.last == 1  # of the shorter
+    assert s.last is None  # each run has its own, whoever stands beside it
+    assert s.row("own").mean == summarise([one]).row("own").mean
     assert [row.label for row in summarise([one, one / "fedavg"]).rows] == ["fedavg", "own"]
     assert [row.label for row in summarise([tmp_path]).rows] == [row.label for row in s.rows]
 
@@ -106,20 +107,19 @@ def test_the_headline_says_best_and_price(tmp_path: Path) -> None:
     s = summarise([write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})])
     assert s.answer[0] == (
         "fast ended best with 80.00 % accuracy (fedavg 60.00 %) "
-        "and reached fedavg's final accuracy after 3 of 10 rounds, with 57.1 % fewer bytes."
+        "and reached fedavg's final accuracy after 3 of 10 rounds, with 57.1 % fewer bytes than fedavg needed for it."
     )
+    assert s.answer[1] == "Against all rounds of fedavg, as GHBM's Table 4 counts, these are 70.0 % fewer bytes."
     s = summarise([write_comparison(tmp_path / "d", {"fedavg": [FAST], "slow": [SLOW]})])
     assert s.answer[0] == "No method beat the baseline fedavg, which ended at 80.00 % accuracy."
 
 
 def test_the_terminals_table(tmp_path: Path) -> None:
-    s = summarise(
-        [write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST], "bad": [BAD]})]
-    )
+    s = summarise([write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST], "bad": [BAD]})])
     lines = printed_table(s).splitlines()
     assert lines[0].split("  ")[0] == "method" and "rounds to fedavg's 60.00 %" in lines[0]
-    assert lines[2].split() == ["fast", "80.00", "%", "3", "3.00", "kB", "−57.1", "%", "best"]
-    assert "never (10)" in lines[3]
+    assert lines[2].split() == ["fast", "80.00", "%", "3", "3.00", "kB", "−57.1", "%", "−70.0", "%", "best"]
+    assert lines[3].split()[3:] == "> 10 > 10.0 kB > +42.9 % > ±0 % never reached 60.00 %".split()
 
 
 def test_a_single_method_is_not_compared_with_itself(tmp_path: Path) -> None:
@@ -136,9 +136,7 @@ def test_a_single_method_is_not_compared_with_itself(tmp_path: Path) -> None:
 
 def test_a_column_has_a_name_of_its_own_and_a_place(tmp_path: Path) -> None:
     """Whatever is on the page or in the terminal is in summary.csv, too."""
-    s = summarise(
-        [write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})], target=0.5
-    )
+    s = summarise([write_comparison(tmp_path / "c", {"fedavg": [SLOW], "fast": [FAST]})], target=0.5)
     columns = list_columns(s)
     names = [column.name for column in columns]
     assert len(set(names)) == len(names)
@@ -153,7 +151,9 @@ def test_a_column_has_a_name_of_its_own_and_a_place(tmp_path: Path) -> None:
         ({"metric": "acuracy"}, "unknown metric 'acuracy'; did you mean 'accuracy'"),
         ({"baseline": "fedag"}, "unknown baseline 'fedag'; did you mean 'fedavg'"),
         ({"last": 0}, "last is a number of rounds from 1, got 0"),
-        ({"target": math.nan}, "target is a number, got nan"),
+        ({"target": math.nan}, "target is a share such as 0.9 or percent such as 90 of accuracy, got nan"),
+        ({"target": 9500}, "target is a share such as 0.9 or percent such as 90 of accuracy, got 9500"),
+        ({"target": -0.5}, "target is a share such as 0.9 or percent such as 90 of accuracy, got -0.5"),
     ],
 )
 def test_wrong_words_are_refused(tmp_path: Path, words: dict[str, Any], message: str) -> None:
@@ -192,7 +192,8 @@ def test_the_tables_as_csv_and_the_picture(tmp_path: Path) -> None:
     with (tmp_path / "out" / "summary.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["fedavg", "'=cmd"]  # no formula for a spreadsheet
-    assert rows[0]["rounds_to_target"] == "never" and rows[1]["rounds_to_target"] == "4"
+    assert rows[0]["rounds_to_target"] == "" and rows[1]["rounds_to_target"] == "4"
+    assert float(rows[1]["table4_bytes_change"]) == pytest.approx(3 / 10 - 1)
     assert float(rows[1]["bytes_change"]) == pytest.approx(3 / 7 - 1)
     with (tmp_path / "out" / "rounds.csv").open(newline="") as file:
         rounds = list(csv.DictReader(file))
@@ -224,7 +225,8 @@ def test_a_real_run_becomes_a_report(tmp_path: Path) -> None:
     for _ in run_experiment(directory):
         pass
     s = summarise([tmp_path / "runs"])
-    assert [row.label for row in s.rows] == ["fedavg", "strong"] and not s.notes
+    assert [row.label for row in s.rows] == ["fedavg", "strong"]
+    assert [note.partition(":")[0] for note in s.notes] == ["One local step per round (fedavg and strong)"]
     lines = (tmp_path / "runs/fedavg/seed-0/metrics.jsonl").read_text().splitlines()
     recorded = [json.loads(line) for line in lines]
     assert s.row("fedavg").mean == recorded[-1]["accuracy"]
@@ -232,6 +234,7 @@ def test_a_real_run_becomes_a_report(tmp_path: Path) -> None:
     assert s.row("fedavg").total.bytes == sent
     text = write_report([tmp_path / "runs"], tmp_path / "out").read_text()
     assert "10 clients hold" in text and "[algorithms.strong]" in text
+    assert "<li>1 local step per round</li>" in text and "<li>engine batched</li>" in text
 
 
 def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
@@ -258,3 +261,8 @@ def test_virtual_time_is_an_axis_where_it_is_recorded(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain", [0.1], name="other")
     both = page_data(write_report([timed, plain], tmp_path / "both"))
     assert [axis["name"] for axis in both["axes"]] == ["rounds", "bytes", "seconds"]
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_no_cell_is_a_formula(begin: str) -> None:
+    assert _csv_cell(f"{begin}cmd") == f"'{begin}cmd" and _csv_cell("fedavg") == "fedavg"

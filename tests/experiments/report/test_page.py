@@ -30,34 +30,31 @@ def _chosen(browser: Any, axis: str) -> None:
     browser.execute_script("document.querySelector(`#axis [value=${arguments[0]}]`).click()", axis)
 
 
-def test_the_page_shows_curves_and_the_summarys_numbers(
-    tmp_path: Path, browser: Any, report: Any
-) -> None:
+def test_the_page_shows_curves_and_the_summarys_numbers(tmp_path: Path, browser: Any, report: Any) -> None:
     s = report([write_comparison(tmp_path / "c", METHODS)], target=0.55)
     curves = browser.find_elements("css selector", "#chart .curve:not(.rest)")
     assert len(curves) == 3 and all(each.get_attribute("d").startswith("M") for each in curves)
     assert len(browser.find_elements("css selector", "#chart .band")) == 3
-    assert (
-        browser.find_element("css selector", ".headline").text.replace("\xa0", " ") == s.answer[0]
-    )
+    assert browser.find_element("css selector", ".headline").text.replace("\xa0", " ") == s.answer[0]
     rows = browser.find_elements("css selector", "#table tbody tr")
     for row, shown in zip(s.rows, rows, strict=True):
         values = [
-            float(cell.get_attribute("data-value") or "nan")
-            for cell in shown.find_elements("css selector", "td")
+            float(cell.get_attribute("data-value") or "nan") for cell in shown.find_elements("css selector", "td")
         ]
         base, target = row.to_baseline, row.to_target
         expected = [row.mean, base.rounds, base.bytes]
         expected += [s.change(row, lambda row: row.to_baseline.bytes), base.seconds]
         expected += [s.change(row, lambda row: row.to_baseline.seconds)]
-        expected += [target.rounds, target.bytes, target.seconds]
+        expected += [s.change(row, lambda row: row.table4.bytes), s.change(row, lambda row: row.table4.seconds)]
+        expected[1:] = [None] * 7 if base.reached is False else expected[1:]  # shown, but no number to sort by
+        expected += [target.rounds, target.bytes, target.seconds] if target.reached else [None] * 3
         expected += [row.total.bytes, row.total.seconds]
-        assert values[:11] == pytest.approx(
+        assert values[:13] == pytest.approx(
             [math.nan if each is None else each for each in expected], rel=1e-12, nan_ok=True
         )
     text = rows[1].text
     assert "fast" in text and "best" in text and "79.00 ± 1.41 %" in text and "3.00 kB" in text
-    assert "never" in rows[2].text
+    assert "never reached 61.00 %" in rows[2].text and "> 10.0 kB" in rows[2].text
     heat = browser.find_elements("css selector", ".heat rect:not(.ground)")
     assert len(heat) == 7  # as many shares as are not nought
     assert "4 clients hold 60 samples" in browser.find_element("id", "federations").text
@@ -100,9 +97,7 @@ def test_losses_have_a_log_scale(tmp_path: Path, browser: Any, report: Any) -> N
     assert straight != path
 
 
-def test_a_reader_sees_the_numbers_under_the_pointer(
-    tmp_path: Path, browser: Any, report: Any
-) -> None:
+def test_a_reader_sees_the_numbers_under_the_pointer(tmp_path: Path, browser: Any, report: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     report([write_comparison(tmp_path / "c", METHODS)])
@@ -124,15 +119,17 @@ def test_the_table_sorts_by_mouse_and_keyboard(tmp_path: Path, browser: Any, rep
     heads = browser.find_elements("css selector", "#table thead tr:last-child th")
     quality = heads[1].find_element("css selector", "button")
     quality.click()
+    assert _labels(browser) == ["fast", "fedavg", "bad"]  # the best first
+    assert heads[1].get_attribute("aria-sort") == "descending"
+    quality.send_keys("\ue007")  # enter
     assert _labels(browser) == ["bad", "fedavg", "fast"]
     assert heads[1].get_attribute("aria-sort") == "ascending"
-    quality.send_keys("\ue007")  # enter
-    assert _labels(browser) == ["fast", "fedavg", "bad"]
-    assert heads[1].get_attribute("aria-sort") == "descending"
     heads[0].find_element("css selector", "button").click()
     assert _labels(browser) == ["bad", "fast", "fedavg"]
     assert [head.get_attribute("aria-sort") for head in heads[:2]] == ["ascending", "none"]
-    to_target = heads[7].find_element("css selector", "button")
+    heads[3].find_element("css selector", "button").click()
+    assert _labels(browser)[0] == "fast"  # the cheapest first
+    to_target = heads[9].find_element("css selector", "button")
     for _ in range(2):  # what never was comes last, either way
         to_target.click()
         assert _labels(browser)[-1] == "bad"
@@ -142,9 +139,7 @@ def test_hostile_words_stay_words(tmp_path: Path, browser: Any, report: Any) -> 
     extra = {"data": {"name": ATTACK}, "name": ENDING}
     one = write_run(tmp_path / "one", SLOW, name=ATTACK, extra=extra, stopped=ENDING)
     two = write_run(tmp_path / "two", FAST, name=f"{ENDING}&\"'", extra=extra)
-    (two / "manifest.json").write_text(
-        json.dumps({"command": f"undrift {ATTACK}", "python": ENDING})
-    )
+    (two / "manifest.json").write_text(json.dumps({"command": f"undrift {ATTACK}", "python": ENDING}))
     s = report([one, two])
     assert ENDING in browser.title and browser.title != "taken"
     assert _labels(browser) == [row.label for row in s.rows] == [ATTACK, f"{ENDING}&\"'"]
@@ -184,8 +179,25 @@ def test_dark_light_and_narrow(tmp_path: Path, browser: Any, report: Any) -> Non
 
 def test_nothing_is_fetched(tmp_path: Path, browser: Any, report: Any) -> None:
     report([write_comparison(tmp_path / "c", METHODS)])
-    fetched = browser.execute_script(
-        "return performance.getEntriesByType('resource').map(e => e.name)"
-    )
+    fetched = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
     assert (tmp_path / "out" / "report.html").stat().st_size < 300_000
+
+
+def test_metrics_of_the_theory_are_drawn_one_by_one(tmp_path: Path, browser: Any, report: Any) -> None:
+    folder = tmp_path / "c"
+    write_comparison(folder, METHODS)
+    for path in folder.rglob("metrics.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for k, line in enumerate(lines):
+            line |= {"drift": 10.0**-k, "chi2": 0.0} | {f"tau_error:{tau}": 1 / tau for tau in (1, 2, 4)}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report([folder])
+    figures = browser.find_elements("css selector", "#theory figure")
+    texts = [figure.text for figure in figures]
+    assert [text.split("\n")[0].split(".")[0].split(",")[0] for text in texts] == ["drift", "chi2", "tau error by tau"]
+    assert "How far local models walk" in texts[0] and "log scale" in texts[0] and "log scale" not in texts[1]
+    for figure in figures:
+        curves = figure.find_elements("css selector", ".curve")
+        assert len(curves) == 3 and all(each.get_attribute("d").startswith("M") for each in curves)
+        assert "NaN" not in figure.get_attribute("innerHTML")

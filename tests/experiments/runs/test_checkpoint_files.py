@@ -99,8 +99,7 @@ leaves = st.builds(lambda n, s: Leaf(torch.arange(n), s), st.integers(0, 4), st.
 trees = st.recursive(
     plain_values | leaves,
     lambda inner: (
-        st.lists(inner).map(tuple)
-        | st.builds(lambda parts, n: Node(tuple(parts), n), st.lists(leaves), st.integers())
+        st.lists(inner).map(tuple) | st.builds(lambda parts, n: Node(tuple(parts), n), st.lists(leaves), st.integers())
     ),
 )
 

@@ -51,9 +51,7 @@ def test_mlflow(logged: Path) -> None:
     import sqlite3
 
     with sqlite3.connect(logged / "mlflow.db") as database:
-        rows = database.execute(
-            "select step from metrics where key = 'accuracy' order by step"
-        ).fetchall()
+        rows = database.execute("select step from metrics where key = 'accuracy' order by step").fetchall()
     database.close()
     assert rows == [(1,), (2,), (3,)]
 
@@ -81,9 +79,7 @@ class Pretended:
         return SimpleNamespace(info=SimpleNamespace(run_id=run_id))
 
 
-def test_a_resumed_run_is_the_same_run_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_same_run_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     there = Pretended(set())
     monkeypatch.setattr(logs, "import_module", lambda name: there)
     for _ in range(2):

@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 
 import undrift as ud
 from tests.support.killed_runs import EVERY_7, ROUNDS, settings
+from undrift.core.records import children
 from undrift.experiments.runs import files, running
 from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
+from undrift.experiments.runs.directory import read_times
 from undrift.experiments.runs.files import read_lines
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.simulation.api import RunConfig
@@ -114,9 +116,7 @@ def test_visits_still_out_are_told_until_the_run_goes_on(tmp_path: Path) -> None
     visits = [(folder / "visits.jsonl").read_bytes() for folder in folders[1:]]
     assert visits[0] == visits[1] and visits[0].count(b"still out") > 0
     again = (folders[0] / "visits.jsonl").read_bytes()
-    for _ in recorded(
-        folders[0], short, EVERY_7
-    ):  # finished already: there is nothing to do but to end
+    for _ in recorded(folders[0], short, EVERY_7):  # finished already: there is nothing to do but to end
         raise AssertionError
     assert (folders[0] / "visits.jsonl").read_bytes() == again
 
@@ -125,13 +125,45 @@ def test_two_checkpoints_are_kept_and_what_they_need(whole: Path) -> None:
     folder = whole / "checkpoints"
     rounds = Checkpoints(folder).rounds()
     assert rounds[0] == ROUNDS and len(rounds) == 2
-    needed = {
-        f["name"]
-        for r in rounds
-        for f in json.loads((folder / f"{r:08d}.json").read_text())["clients"]
-    }
+    needed = {f["name"] for r in rounds for f in json.loads((folder / f"{r:08d}.json").read_text())["clients"]}
+    needed |= {f"{r:08d}.{kind}" for r in rounds for kind in ("json", "safetensors")}
     there = {path.name for path in folder.iterdir()}
-    assert there == needed | {f"{r:08d}.{kind}" for r in rounds for kind in ("json", "safetensors")}
+    assert there == needed | {copied(name) for name in needed}
+    assert all((folder / name).read_bytes() == (folder / copied(name)).read_bytes() for name in needed)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (whole / "model.safetensors").stat().st_mode & 0o777 == 0o600
+
+
+def copied(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    return f"{stem}.copy.{kind}"
+
+
+def test_files_of_others_neither_stop_a_run_nor_are_deleted(whole: Path, tmp_path: Path) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    place = folder / "checkpoints"
+    for name in ("notes.txt", "0foo.json", "1.json", "clients.safetensors", ".hidden"):
+        (place / name).write_text("mine")
+    (place / "99999998.json").mkdir()
+    before = {path.name for path in place.iterdir() if not path.name.startswith(("000", "clients-"))}
+    assert same(finished(folder), whole)
+    assert before <= {path.name for path in place.iterdir()}
+
+
+def test_half_written_files_follow_no_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name in (
+        ".result.json.part",
+        ".model.safetensors.part",
+        "checkpoints/.00000007.json.part",
+        ".times.jsonl.part",
+    ):
+        (tmp_path / "run" / name).symlink_to(mine)
+    finished(tmp_path / "run")
+    assert mine.read_text() == "precious"
 
 
 def damage_cut(path: Path) -> None:
@@ -152,10 +184,33 @@ def damage_empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [damage_cut, damage_flip, damage_gone, damage_empty])
-@pytest.mark.parametrize(
-    "which", ["00000020.safetensors", "00000020.json", "clients-00000020-0.safetensors"]
-)
+DAMAGES = [damage_cut, damage_flip, damage_gone, damage_empty]
+PARTS = ["00000020.safetensors", "00000020.json", "clients-00000020-0.safetensors"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", PARTS)
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_file_that_is_damaged_is_replaced_by_its_copy(
+    damage: Callable[[Path], None],
+    which: str,
+    copy: bool,
+    whole: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    damage(folder / "checkpoints" / (copied(which) if copy else which))
+    playing = recorded(folder, settings("scaffold"), EVERY_7)
+    assert next(iter(playing)).round == 21
+    assert ("its copy is used" in caplog.text) is (not copy)
+    for _ in playing:
+        pass
+    assert same(folder, whole)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", PARTS)
 def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     damage: Callable[[Path], None],
     which: str,
@@ -167,6 +222,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     newest, before = Checkpoints(folder / "checkpoints").rounds()
     assert newest == 20
     damage(folder / "checkpoints" / which)
+    damage(folder / "checkpoints" / copied(which))
     playing = recorded(folder, settings("scaffold"), EVERY_7)
     assert next(iter(playing)).round == before + 1
     if not (which.endswith("json") and damage is damage_gone):
@@ -176,9 +232,41 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     assert same(folder, whole)
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("which", ["metrics.jsonl", ".metrics.jsonl.copy", "times.jsonl"])
+def test_what_was_recorded_is_rebuilt(
+    damage: Callable[[Path], None], which: str, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = stopped_after(tmp_path / "run", 20)
+    damage(folder / which)
+    playing = recorded(folder, settings("scaffold"), EVERY_7)
+    assert next(iter(playing)).round == 21
+    assert ("its copy is used" in caplog.text) is (which == "metrics.jsonl")
+    for _ in playing:
+        pass
+    assert same(folder, whole)
+    assert (folder / ".metrics.jsonl.copy").read_bytes() == (whole / ".metrics.jsonl.copy").read_bytes()
+    times = read_times(folder / "times.jsonl")
+    assert list(times) == list(range(1, ROUNDS + 1)) and None not in list(times.values())[20:]
+
+
+def test_a_state_of_another_shape_is_not_used(tmp_path: Path) -> None:
+    """The checksums are right, but what they protect is not of this run."""
+    folder = stopped_after(tmp_path / "run", 20, "fedadam")
+    other, like = Checkpoints(tmp_path / "other"), settings("fedadam")
+    saved = Checkpoints(folder / "checkpoints").read(20, like.first_state(None, folder))
+    names = [name for name, value in (children(saved.state.server) or {}).items() if name != "x"]
+    for name in names:
+        wrong = replace(saved.state, server=replace(saved.state.server, **{name: torch.zeros(3)}))
+        other.save(wrong, saved.best, {}, wait=True)
+        with pytest.raises(Unusable, match="other shapes"):
+            other.read(20, like.first_state(None, folder))
+    assert names
+
+
 def test_with_no_usable_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
     folder = stopped_after(tmp_path / "run", 20)
-    for path in (folder / "checkpoints").glob("0*.json"):
+    for path in (folder / "checkpoints").glob("0*.json"):  # and the copies
         damage_flip(path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ud.InvalidInput, match="round 20: .* round .*: .* start anew"):
@@ -216,10 +304,9 @@ def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
 
 def test_lines_that_were_lost_are_recorded_again(whole: Path, tmp_path: Path) -> None:
     folder = stopped_after(tmp_path / "run", 20)
-    lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")
-    (folder / "metrics.jsonl").write_bytes(
-        b"\n".join(lines[:15]) + b"\n"
-    )  # a disk that lost the end
+    for name in ("metrics.jsonl", ".metrics.jsonl.copy"):
+        lines = (folder / name).read_bytes().split(b"\n")
+        (folder / name).write_bytes(b"\n".join(lines[:15]) + b"\n")  # a disk that lost the end
     assert same(finished(folder), whole)
 
 
@@ -253,9 +340,7 @@ except OSError as error:
 def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    told = subprocess.run(
-        [sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, check=False
-    )
+    told = subprocess.run([sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, check=False)
     assert told.returncode == 1
     assert told.stderr.startswith(str(errno.EFBIG)) or told.stderr.startswith(str(errno.ENOSPC))
     assert not list((folder / "checkpoints").glob(".*")), "nothing half-written stays"
@@ -295,9 +380,7 @@ def test_states_beyond_their_budget_lie_in_a_file_and_are_the_same(tmp_path: Pat
     assert same(tmp_path / "a", tmp_path / "b")
 
 
-def test_runs_side_by_side_share_the_memory_for_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_side_by_side_share_the_memory_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int | None] = []
 
     def noted(path: Path, config: Any, given: Recording, logs: Any = None) -> Iterator[Any]:

@@ -15,7 +15,6 @@ from undrift.experiments.sweeps import (
     run_sweep,
     space_of,
 )
-from undrift.experiments.sweeps.space import GAMMA
 
 # bad input
 
@@ -30,7 +29,7 @@ from undrift.experiments.sweeps.space import GAMMA
         ({"sampler": "tpe"}, "sampler tpe needs a number of trials"),
         ({"space": space_of("search")}, "space search has a range for local.lr of fedavg"),
         ({"space": Space("x", rows=(SpaceRow("fedavg", {"beta": (1,)}),))}, "unknown parameter of fedavg: 'beta'"),
-        ({"space": Space("x", common={GAMMA: (1,)})}, "unknown parameter of fedavg: 'gamma"),
+        ({"space": Space("x", common={"gamma": (1,)})}, "unknown parameter of fedavg: 'gamma"),
         ({"space": Space("x", common={"local.lr": (0.1, -1.0)})}, "lr must lie in"),
     ],
 )  # fmt: skip
@@ -55,9 +54,7 @@ def test_a_method_that_cannot_run_is_refused(tmp_path):
 def test_another_sweep_in_the_directory_is_refused(tmp_path, swept_once):
     e, plan, directory, _ = swept_once
     before = {path: path.read_bytes() for path in directory.iterdir()}
-    with pytest.raises(
-        InvalidInput, match="another sweep: experiment.rounds is 6 there and 7 here"
-    ):
+    with pytest.raises(InvalidInput, match="another sweep: experiment.rounds is 6 there and 7 here"):
         run_sweep(experiment("fedavg", "scaffold-m", rounds=7), plan, directory)
     with pytest.raises(InvalidInput, match="another sweep: sweep.validate is 0.1 there and 0.2"):
         run_sweep(e, Plan(SPACE, seeds=2, last=3, validate=0.2), directory)

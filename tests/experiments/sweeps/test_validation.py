@@ -34,9 +34,7 @@ def test_held_out_data_are_nobodys(sizes, fraction, seed):
     clients = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     clients.append(np.arange(n - 30, n))  # so that something can be held out
     X = torch.arange(n, dtype=torch.float32)[:, None]
-    whole = ud.federate(
-        (X, torch.arange(n) % 2), model=nn.Linear(1, 2), loss=F.cross_entropy, clients=clients
-    )
+    whole = ud.federate((X, torch.arange(n) % 2), model=nn.Linear(1, 2), loss=F.cross_entropy, clients=clients)
     part = with_held_out(whole, fraction, seed)
     assert part.test is not None
     held = set(part.test[0].flatten().long().tolist())
@@ -66,9 +64,7 @@ def test_a_shared_sample_is_held_out_of_all_its_clients():
 
 def test_nothing_held_out_is_an_error():
     X = torch.zeros(3, 1)
-    lonely = ud.federate(
-        (X, torch.arange(3)), model=nn.Linear(1, 3), loss=F.cross_entropy, clients=ud.IID(3)
-    )
+    lonely = ud.federate((X, torch.arange(3)), model=nn.Linear(1, 3), loss=F.cross_entropy, clients=ud.IID(3))
     with pytest.raises(InvalidInput, match="holds out nothing"):
         with_held_out(lonely, 0.5, seed=0)
 

@@ -55,9 +55,7 @@ def distance_to_oracle(name: str, hyper: Any, oracle: Any, told: Any, size: int,
 
 @pytest.mark.parametrize("size, out", BUFFERS)
 @pytest.mark.parametrize("name, hyper, oracle, told", METHODS, ids=IDS)
-def test_stale_updates_equal_their_oracle(
-    name: str, hyper: Any, oracle: Any, told: Any, size: int, out: int
-) -> None:
+def test_stale_updates_equal_their_oracle(name: str, hyper: Any, oracle: Any, told: Any, size: int, out: int) -> None:
     assert distance_to_oracle(name, hyper, oracle, told, size, out) < 1e-9
 
 
@@ -118,8 +116,7 @@ def test_autonomous_fedgm_is_multistage_fedgm_with_eta_over_k() -> None:
         engine="events-sequential",
     )
     synchronous = torch.stack(
-        [problem.x0]
-        + [r.x for r in ud.rounds(plain, problem, rounds=42, local=local, engine="sequential")]
+        [problem.x0] + [r.x for r in ud.rounds(plain, problem, rounds=42, local=local, engine="sequential")]
     ).numpy()
     assert gap(autonomous, synchronous) < 1e-9
     assert np.abs(synchronous[-1] - synchronous[0]).max() > 0.1
@@ -140,9 +137,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("bug, file, right, wrong", MUTANTS, ids=[each[0] for each in MUTANTS])
-def test_mutants_of_asynchronous_methods_are_caught(
-    bug: str, file: str, right: str, wrong: str
-) -> None:
+def test_mutants_of_asynchronous_methods_are_caught(bug: str, file: str, right: str, wrong: str) -> None:
     with mutated(file, right, wrong) as names:
         for name, hyper, oracle, told in METHODS:
             if name not in names:

@@ -101,9 +101,7 @@ def test_as_many_steps_as_fit() -> None:
 
 def test_steps_drawn_by_visit_are_those_of_the_other_engines() -> None:
     pop = ud.Population(pace=1.0)
-    found = rounds(
-        population=pop, local=ud.Local(epochs=(2, 5)), participation=ud.Uniform(3), rounds=40
-    )
+    found = rounds(population=pop, local=ud.Local(epochs=(2, 5)), participation=ud.Uniform(3), rounds=40)
     steps = [K for r in found for K in r.timing.steps]
     assert set(steps) == {2, 3, 4, 5}
 
@@ -184,9 +182,7 @@ def test_windows_are_consistent(availability: Any, client: int, time: float) -> 
         return
     inside = max(begin, time)
     assert availability.window(9, client, inside) == pytest.approx((begin, end))
-    assert (
-        availability.window(9, client, inside)[0] <= inside
-    )  # a clock that wakes then finds the client
+    assert availability.window(9, client, inside)[0] <= inside  # a clock that wakes then finds the client
     later, _ = availability.window(9, client, end)
     assert later > end or later == math.inf or later == pytest.approx(end)
 
@@ -195,9 +191,7 @@ def test_windows_by_hand() -> None:
     trace = ud.Trace([(0, 3, 5), (0, 5, 9), (0, 20, 31)])
     assert trace.window(0, 0, 0.0) == (3.0, 9.0)  # without a seam
     assert trace.window(0, 0, 9.0) == (20.0, 31.0)
-    assert (
-        trace.window(0, 0, 31.0) == NEVER_AVAILABLE and trace.window(0, 7, 0.0) == NEVER_AVAILABLE
-    )
+    assert trace.window(0, 0, 31.0) == NEVER_AVAILABLE and trace.window(0, 7, 0.0) == NEVER_AVAILABLE
     around = ud.Trace([(0, 0, 4), (0, 9, 10)], repeat=10.0)
     assert around.window(0, 0, 9.5) == (9.0, 14.0)
     assert ud.Trace([(0, 0, 10)], repeat=10.0).window(0, 0, 7.0) == (-math.inf, math.inf)
@@ -207,10 +201,7 @@ def test_windows_by_hand() -> None:
 
 def test_chance_is_q_and_slots_are_independent() -> None:
     there = [
-        [
-            ud.Chance(0.3, every=60.0).window(1, i, 60.0 * slot)[0] <= 60 * slot
-            for slot in range(100)
-        ]
+        [ud.Chance(0.3, every=60.0).window(1, i, 60.0 * slot)[0] <= 60 * slot for slot in range(100)]
         for i in range(100)
     ]
     grid = np.array(there)
@@ -370,10 +361,7 @@ def test_a_deadline_that_somebody_can_meet_is_accepted() -> None:
     rounds(server=ud.Deadline(5.9), population=replace(SLOW, jitter=0.1))
     rounds(server=ud.Deadline(4.0), population=SLOW, local=ud.Local(steps=(1, 9)))
     budget = ud.Population(pace=3.0, budget=3.0)
-    assert (
-        rounds(server=ud.Deadline(3.0), population=budget, local=ud.Local(steps=9))[0].timing.steps
-        == (1,) * 6
-    )
+    assert rounds(server=ud.Deadline(3.0), population=budget, local=ud.Local(steps=9))[0].timing.steps == (1,) * 6
 
 
 def test_a_deadline_is_checked_with_every_client_of_a_large_population() -> None:
@@ -406,9 +394,7 @@ class Broken(ud.FedAvg):
 @pytest.mark.parametrize("engine", ["events-sequential", "events-batched"])
 def test_a_broken_client_is_left_out_and_named(engine: str) -> None:
     pop = ud.Population(pace=ud.Table([1.0, 2.0, 1.5, 1.0, 3.0, 2.5]))
-    found = rounds(
-        algorithm=Broken(), population=pop, server=ud.Buffer(3, 5), engine=engine, rounds=12
-    )
+    found = rounds(algorithm=Broken(), population=pop, server=ud.Buffer(3, 5), engine=engine, rounds=12)
     assert {r.left_out for r in found} == {(), (2,)}
     assert all((2 in r.clients) == (r.left_out == (2,)) for r in found)
     assert found[-1].x.isfinite().all()

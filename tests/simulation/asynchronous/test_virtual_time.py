@@ -60,9 +60,7 @@ def test_without_delays_it_is_the_sequential_engine_bit_for_bit(row: Row) -> Non
         assert (buffered == expected).all()
 
 
-@pytest.mark.parametrize(
-    "who", [ud.Weighted(3), ud.Bernoulli(0.2), ud.Cyclic(2), ud.Fixed([[0, 2], [], [1, 5]] * 4)]
-)
+@pytest.mark.parametrize("who", [ud.Weighted(3), ud.Bernoulli(0.2), ud.Cyclic(2), ud.Fixed([[0, 2], [], [1, 5]] * 4)])
 @pytest.mark.parametrize("steps", [(2, 5), ud.Geometric(0.4), 3])
 def test_the_limit_holds_for_every_way_to_draw(who: Any, steps: Any) -> None:
     problem = quadratic([0.1, 0.2, 0.3, 0.1, 0.2, 0.1])
@@ -141,6 +139,7 @@ RESUMED = [
     ("scaffold", ud.Buffer(2, concurrency=5)),
     ("fedasync", ud.Buffer(1, concurrency=4)),
     ("local-ghbm", ud.Buffer(3, concurrency=6)),
+    ("scaffold", ud.Buffer(2, concurrency=6, max_staleness=1)),
     ("scaffold-m", ud.Deadline(6.0)),
     ("mime", ud.Synchronous()),
 ]
@@ -159,9 +158,7 @@ def test_resuming_gives_the_same_bits_from_any_round(name: str, server: Any) -> 
         whole.append((r.x, r.clients, r.time, r.timing, r.bytes_down, r.bytes_up))
         states.append(r.snapshot())
     if isinstance(server, ud.Buffer):
-        assert (
-            sum(len(s.in_flight.visits) for s in states) > rounds
-        )  # there was something under way
+        assert sum(len(s.in_flight.visits) for s in states) > rounds  # there was something under way
     pauses = np.random.default_rng(0).choice(rounds - 1, 25, replace=False)
     for pause in pauses:
         again = ud.rounds(ud.method(name), problem, start=flattened(states[pause]), **same)
@@ -212,9 +209,7 @@ def test_a_fresh_process_goes_on_with_the_same_bits() -> None:
             lines.append(json.dumps([r.round, numbers]))
         final = " ".join(v.hex() for v in r.x.tolist())
     assert len(lines) == 20
-    found = subprocess.run(
-        [sys.executable, "-c", GO_ON], input="\n".join(lines), capture_output=True, text=True
-    )
+    found = subprocess.run([sys.executable, "-c", GO_ON], input="\n".join(lines), capture_output=True, text=True)
     assert found.stderr == ""
     assert found.stdout.splitlines() == [final] * 20
 
@@ -269,14 +264,12 @@ SUMS = [  # the server's sum, and what each client adds to it
     (ud.ScaffoldMVR(0.3), "c", "c"),
     (ud.FedDyn(alpha=1.5), "h", "g"),
 ]
-KINDS = [ud.Buffer(1, 4), ud.Buffer(3, 5), ud.Deadline(3.0), ud.Synchronous()]
+KINDS = [ud.Buffer(1, 4), ud.Buffer(3, 5), ud.Buffer(2, 5, max_staleness=1), ud.Deadline(3.0), ud.Synchronous()]
 
 
 @given(st.integers(0, 2**32), st.sampled_from(KINDS), st.sampled_from(SUMS))
 @settings(max_examples=25, deadline=None)
-def test_c_is_the_mean_of_the_c_i_whatever_is_lost_or_late(
-    seed: int, server: Any, sum_: Any
-) -> None:
+def test_c_is_the_mean_of_the_c_i_whatever_is_lost_or_late(seed: int, server: Any, sum_: Any) -> None:
     method, of_server, of_client = sum_
     p = [0.1, 0.2, 0.3, 0.1, 0.2, 0.1]
     problem, worst, lost = quadratic(p), 0.0, 0
@@ -318,9 +311,7 @@ def test_a_lost_update_leaves_the_clients_state_as_it_was() -> None:
     """With every second answer lost, only clients that were used have a state of their own."""
     pop = ud.Population(pace=1.0, dropout=ud.Dropout(after=0.5))
     before = None
-    for r in ud.rounds(
-        ud.Scaffold(), quadratic(), rounds=20, seed=2, population=pop, local=ud.Local(steps=2)
-    ):
+    for r in ud.rounds(ud.Scaffold(), quadratic(), rounds=20, seed=2, population=pop, local=ud.Local(steps=2)):
         state = r.snapshot().clients.gather(range(N)).c
         if before is not None:
             changed = (state != before).any(1).nonzero().flatten().tolist()
@@ -336,8 +327,6 @@ def test_a_round_that_fails_is_undone() -> None:
     stopped = ud.run(ud.Scaffold(), quadratic(), rounds=18, local=wild, **same)
     assert stopped.stopped is not None and stopped.state.round >= 8
     *_, last = ud.rounds(ud.Scaffold(), quadratic(), rounds=stopped.state.round, local=wild, **same)
-    for a, b in zip(
-        tensors(stopped.state.in_flight), tensors(last.snapshot().in_flight), strict=True
-    ):
+    for a, b in zip(tensors(stopped.state.in_flight), tensors(last.snapshot().in_flight), strict=True):
         assert torch.equal(a, b)
     assert torch.equal(stopped.x, last.x)

@@ -82,12 +82,8 @@ BY_THEMSELVES = ("multistage-fedgm", "fedasync")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_every_method_together_equals_alone(
-    row: Row, lines: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args)
-    )  # as traced
+def test_every_method_together_equals_alone(row: Row, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args))  # as traced
     local = {"steps": [4, 2, 3, 1, 5, 3] if row.unequal else 3, "batch": 4} | row.local
     algorithm = made(row)
     trials = [
@@ -109,9 +105,7 @@ def test_every_method_together_equals_alone(
     batch=st.integers(1, 9),
     steps=st.sampled_from([3, (1, 4)]),
 )
-def test_solvers_may_differ(
-    lrs: Any, decay: float, momentum: float, batch: int, steps: Any
-) -> None:
+def test_solvers_may_differ(lrs: Any, decay: float, momentum: float, batch: int, steps: Any) -> None:
     trials = [
         Trial(
             ud.Scaffold(),
@@ -137,9 +131,7 @@ def test_what_servers_know_may_change_from_round_to_round(
     engine: str, monkeypatch: pytest.MonkeyPatch, lines: Any
 ) -> None:
     """Step sizes that shrink, and cohorts with other shares of the weight; ScaffoldM uses both, and K."""
-    monkeypatch.setattr(
-        inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args)
-    )  # as traced
+    monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: lambda args: graph(*args))  # as traced
     trials = [
         Trial(
             ud.ScaffoldM(beta=0.3),
@@ -155,9 +147,7 @@ def test_what_servers_know_may_change_from_round_to_round(
 
 
 @pytest.mark.parametrize("layers", ["small", "large"])
-def test_traced_steps_are_the_same(
-    layers: str, monkeypatch: pytest.MonkeyPatch, lines: Any
-) -> None:
+def test_traced_steps_are_the_same(layers: str, monkeypatch: pytest.MonkeyPatch, lines: Any) -> None:
     graphs: list[Any] = []
     run_as_traced = lambda graph, *_: graphs.append(graph.graph) or (lambda args: graph(*args))
     monkeypatch.setattr(inductor, "compile_graph", run_as_traced)
@@ -204,11 +194,7 @@ def test_a_server_that_mixes_rows_is_found_out(lines: Any) -> None:
 
 
 def test_different_structures_are_different_sets() -> None:
-    trials = [
-        Trial(ud.GHBM(tau=tau), federation(0), ud.Local(2, lr=lr))
-        for tau in (1, 2)
-        for lr in (0.1, 0.2)
-    ]
+    trials = [Trial(ud.GHBM(tau=tau), federation(0), ud.Local(2, lr=lr)) for tau in (1, 2) for lr in (0.1, 0.2)]
     check_equal(trials, rounds=4, participation=ud.Uniform(3))
 
 
@@ -220,9 +206,7 @@ def test_what_cannot_be_together_says_so(lines: Any) -> None:
         run_together([], rounds=1)
 
 
-def test_sweeps_together_write_what_they_write_alone(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeps_together_write_what_they_write_alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     e, plan = experiment("fedavg", "scaffold-m", engine="batched"), Plan(SPACE, seeds=2)
     list(run_sweep(e, plan, tmp_path / "together"))
     monkeypatch.setattr(sweeping, "_one_computation", lambda *_: False)
@@ -235,9 +219,7 @@ def test_sweeps_together_write_what_they_write_alone(
     assert len(ours) == len(theirs) == 9
     for a, b in zip(ours, theirs, strict=True):
         assert a.keys() == b.keys()
-        assert {a[k] for k in ("method", "trial", "state")} == {
-            b[k] for k in ("method", "trial", "state")
-        }
+        assert {a[k] for k in ("method", "trial", "state")} == {b[k] for k in ("method", "trial", "state")}
         assert float(a["accuracy"]) == pytest.approx(float(b["accuracy"]), rel=1e-9)
 
 

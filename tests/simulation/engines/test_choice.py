@@ -90,17 +90,11 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     long = choose(problem, rounds=10_000, **usual)
     assert long == EngineChoice("compiled", workers=2, since=2)
     assert str(long) == "clients one after another, 2 side by side, compiled from round 2 on"
-    assert choose(problem, rounds=1, engine="compiled", **usual) == EngineChoice(
-        "compiled", workers=2
-    )
-    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice(
-        "compiled", 3
-    )
+    assert choose(problem, rounds=1, engine="compiled", **usual) == EngineChoice("compiled", workers=2)
+    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice("compiled", 3)
     own = choose(problem, rounds=1, engine="compiled", workers=3, **usual)
     assert own == EngineChoice("compiled", workers=3)
-    assert choose(problem, rounds=10_000, workers=3, **usual) == EngineChoice(
-        "compiled", 1, 3, since=2
-    )
+    assert choose(problem, rounds=10_000, workers=3, **usual) == EngineChoice("compiled", 1, 3, since=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert choose(problem, rounds=10_000, **usual) == EngineChoice("compiled", since=2)
 
@@ -138,7 +132,40 @@ def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.Monke
     choice = on_ray.choose_on_ray(problem, EngineChoice("ray"), None, rounds=1000, **usual)
     assert choice == EngineChoice("ray", workers=2, since=2, shards=2, inside="compiled")
     assert choice.inner == EngineChoice("compiled", since=2)
-    assert (
-        str(choice)
-        == "2 workers on Ray, 2 shards; in each, clients one after another, compiled from round 2 on"
-    )
+    assert str(choice) == "2 workers on Ray, 2 shards; in each, clients one after another, compiled from round 2 on"
+
+
+def test_fifty_runs_under_any_load_have_one_engine_and_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No clock decides: clocks that run at random, as under load, change nothing."""
+    import random
+    import time
+
+    from tests.support.everywhere import federation
+
+    luck, now = random.Random(0), [0.0]
+
+    def stumbling() -> float:
+        now[0] += luck.expovariate(0.2)
+        return now[0]
+
+    for clock in ("perf_counter", "monotonic", "time", "process_time", "thread_time"):
+        monkeypatch.setattr(time, clock, stumbling)
+    for module in ("driver", "batched_runs.batch"):
+        monkeypatch.setattr(f"undrift.simulation.{module}.perf_counter", stumbling)
+    found = set()
+    for _ in range(50):
+        local = ud.Local(steps=2, batch=4, lr=0.1)
+        result = ud.run(ud.Scaffold(), federation(torch.float32), rounds=3, participation=ud.Uniform(3), local=local)
+        found.add((str(result.engine), result.x.numpy().tobytes(), tuple(r.bytes_up for r in result.history)))
+    assert len(found) == 1
+
+
+def test_no_clock_is_read_where_engines_are_chosen() -> None:
+    from pathlib import Path
+
+    import undrift.simulation.engines.choice as choice
+    import undrift.simulation.ray.choice as on_ray
+
+    for module in (choice, on_ray):
+        source = Path(module.__file__ or "").read_text()
+        assert "perf_counter" not in source and "import time" not in source and "from time" not in source

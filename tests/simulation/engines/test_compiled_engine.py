@@ -23,9 +23,7 @@ from undrift.compiler.kernels import products, small_products
 from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import PROGRAMS
 
-compiled = import_module(
-    "undrift.simulation.engines.compiled"
-)  # whose name in the package is the engine's
+compiled = import_module("undrift.simulation.engines.compiled")  # whose name in the package is the engine's
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -167,16 +165,11 @@ def test_twenty_rounds_in_float32_are_the_batched_ones(name: str, refusals: Any)
     torch.manual_seed(0)
     X, Y = torch.randn(1200, 20), torch.arange(1200) % 10
     layers = nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 150), nn.ReLU(), nn.Linear(150, 10)
-    problem = ud.federate(
-        (X, Y), model=nn.Sequential(*layers), loss=F.cross_entropy, clients=ud.IID(12)
-    )
+    problem = ud.federate((X, Y), model=nn.Sequential(*layers), loss=F.cross_entropy, clients=ud.IID(12))
     settings: dict[str, Any] = {
         "rounds": 20, "participation": ud.Uniform(6), "local": ud.Local(steps=5, batch=16, lr=0.05)
     }  # fmt: skip
-    ours, theirs = (
-        path(ud.method(name), problem, engine=engine, **settings)[-1]
-        for engine in ("compiled", "batched")
-    )
+    ours, theirs = (path(ud.method(name), problem, engine=engine, **settings)[-1] for engine in ("compiled", "batched"))
     start = problem.x0.numpy()
     assert np.linalg.norm(ours - theirs) < 1e-3 * np.linalg.norm(theirs - start)
     assert refusals() == []
@@ -203,9 +196,7 @@ def test_two_gradients_on_a_minibatch_drop_the_same_units(interpreted: None, ref
     assert refusals() == []
 
 
-def test_unequal_steps_of_any_number_run_the_same_program(
-    interpreted: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unequal_steps_of_any_number_run_the_same_program(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made_here = []
     monkeypatch.setattr(
         inductor,
@@ -229,9 +220,7 @@ def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> 
     """Step sizes, rounds and hyper-parameters are inputs: nothing is compiled again for them."""
     made_here = []
     original = inductor.compile_graph
-    monkeypatch.setattr(
-        inductor, "compile_graph", lambda *args: made_here.append(1) or original(*args)
-    )
+    monkeypatch.setattr(inductor, "compile_graph", lambda *args: made_here.append(1) or original(*args))
     problem = quadratic()
     for beta, lr in ((0.3, 0.1), (0.6, 0.05)):
         settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, lr=lr, decay=0.5)}
@@ -274,9 +263,7 @@ class Leapfrog(PlainFedAvg):
         return Up(down.x - work.loop(step, down.x, down.x)[1]), None
 
 
-def test_a_value_that_begins_as_another_old_one(
-    interpreted: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_that_begins_as_another_old_one(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_products, "SMALL", 0)
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=4, batch=4, lr=0.1)}
     problem, method = ragged(), Leapfrog()
@@ -285,9 +272,7 @@ def test_a_value_that_begins_as_another_old_one(
         assert gap(ours, path(method, problem, **settings)) < 1e-9
 
 
-def test_a_zero_step_size_is_computed_once(
-    interpreted: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zero_step_size_is_computed_once(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ragged()
     settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.0)}
     alone = path(ud.Scaffold(), problem, **settings)
@@ -298,9 +283,7 @@ def test_a_zero_step_size_is_computed_once(
 def test_ragged_minibatches_do_not_change_how_others_are_computed(interpreted: None) -> None:
     """A visit that cannot be compiled, because of its minibatches, says nothing about the next."""
     problem = ragged()
-    problem.Y[
-        problem.samples(0)[0]
-    ] = -100  # ignored, so that short minibatches cannot be filled up
+    problem.Y[problem.samples(0)[0]] = -100  # ignored, so that short minibatches cannot be filled up
     settings: dict[str, Any] = {
         "participation": ud.Fixed([[1, 3], [0, 1], [3, 5]]), "engine": "compiled",
         "local": ud.Local(steps=2, batch=7, lr=0.1),

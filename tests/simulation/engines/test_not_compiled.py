@@ -55,9 +55,7 @@ class Once:
         return self.program(args)
 
 
-def test_a_program_that_loses_its_momentum_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, refusals: Any
-) -> None:
+def test_a_program_that_loses_its_momentum_is_given_up(monkeypatch: pytest.MonkeyPatch, refusals: Any) -> None:
     """The first step from a momentum of zero is right: only several, from one that is not, show the mistake."""
     build = lambda graph, *_: Once(lambda args: graph(*args), carried=4)
     monkeypatch.setattr(inductor, "compile_graph", build)
@@ -69,12 +67,8 @@ def test_a_program_that_loses_its_momentum_is_given_up(
     assert "its program computes something else" in line
 
 
-@pytest.mark.parametrize(
-    "engine", ["compiled", "auto", EngineChoice("compiled", 4, since=2)], ids=str
-)
-def test_an_untested_torch_does_not_compile(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, refusals: Any
-) -> None:
+@pytest.mark.parametrize("engine", ["compiled", "auto", EngineChoice("compiled", 4, since=2)], ids=str)
+def test_an_untested_torch_does_not_compile(engine: Any, monkeypatch: pytest.MonkeyPatch, refusals: Any) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.1")
     monkeypatch.setattr(choices, "COMPILING_SECONDS", 0.0)
     inductor.untested_torch.cache_clear()
@@ -117,9 +111,7 @@ def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:
     assert len(refusals()) == 1 and "not compiled" in refusals()[0]
 
 
-def test_without_a_compiler_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, refusals: Any
-) -> None:
+def test_without_a_compiler_there_is_one_line(monkeypatch: pytest.MonkeyPatch, refusals: Any) -> None:
     def none(*args: Any) -> Any:
         raise RuntimeError("No working C++ compiler found")
 

@@ -64,8 +64,7 @@ def test_any_number_of_workers_gives_the_same_bits(refusals: Any) -> None:
     threads = torch.get_num_threads()
     settings: dict[str, Any] = {"rounds": 3, "local": ud.Local(steps=2, batch=2, lr=0.1)}
     one, *others = (
-        path(ud.Scaffold(), problem, engine=EngineChoice("compiled", workers=n), **settings)
-        for n in (1, 2, 3)
+        path(ud.Scaffold(), problem, engine=EngineChoice("compiled", workers=n), **settings) for n in (1, 2, 3)
     )
     assert all((each == one).all() for each in others)
     assert gap(one, path(ud.Scaffold(), problem, engine="sequential", **settings)) < 1e-5

@@ -54,15 +54,11 @@ def test_problems_that_threads_cannot_share_are_refused() -> None:
     hidden: Any = ragged(model=Hidden())
     world: Any = WorldProblem(make_world(3))
     for problem, reason in ((hidden, "random numbers"), (world, r"no twin\(\)")):
-        with pytest.raises(
-            ud.InvalidInput, match=f"cannot compute this problem side by side.*{reason}"
-        ):
+        with pytest.raises(ud.InvalidInput, match=f"cannot compute this problem side by side.*{reason}"):
             ud.run(ud.FedAvg(), problem, rounds=1, workers=2)
 
 
 def test_a_quadratic_is_shared() -> None:
     local = ud.Local(steps=3, lr=0.1)
-    one, two = (
-        ud.run(ud.Scaffold(), quadratic(), rounds=3, local=local, workers=n).x for n in (1, 2)
-    )
+    one, two = (ud.run(ud.Scaffold(), quadratic(), rounds=3, local=local, workers=n).x for n in (1, 2))
     assert torch.equal(one, two)

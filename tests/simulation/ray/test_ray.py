@@ -249,9 +249,7 @@ def test_a_node_killed_in_mid_round_changes_nothing(
     assert (ours[0] == expected[0]).all() and (ours[2] == expected[2]).all()
     assert ours[1] == expected[1], "nothing is counted twice"
     said = [line for line in caplog.messages if "was lost" in line]
-    assert said, (
-        "it is told; twice if the first replacement began on the node that was about to be gone"
-    )
+    assert said, "it is told; twice if the first replacement began on the node that was about to be gone"
     assert all(s.startswith("round 3: worker ") and "repeated by another" in s for s in said)
 
 
@@ -292,9 +290,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
     assert caplog.text.count("worker 0 on an unknown node was lost") == 1
 
 
-def test_workers_that_die_again_and_again_end_the_run(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_die_again_and_again_end_the_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_transport, "MAX_LOSSES", 1)
     problem = Perilous(Key(0, 2), "die")
     playing = ud.rounds(ud.FedAvg(), problem, engine=on(1, 1), **SETTINGS)
@@ -316,15 +312,27 @@ class Troubled(PlainFedAvg):
         return up, client
 
 
-def test_troubles_of_clients_are_told_as_on_one_machine(
-    spares: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_troubles_of_clients_are_told_as_on_one_machine(spares: None, caplog: pytest.LogCaptureFixture) -> None:
     settings = {**SETTINGS, "participation": ud.Everyone()}
     playing = ud.rounds(Troubled(), world(), engine=on(2, 2, "sequential"), **settings)
     assert next(playing).left_out == (1,) and "round 1: client 1 returned NaN" in caplog.text
     next(playing)
     with pytest.raises(MethodFailure, match="client 0, round 3, stage local: ZeroDivisionError"):
         next(playing)
+
+
+class Mixing(PlainFedAvg):
+    """A norm over all clients of a chunk."""
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        up, client = super().local(down, client, work)
+        return type(up)(up.delta / up.delta.norm()), client
+
+
+def test_workers_notice_a_method_that_mixes_clients(spares: None) -> None:
+    settings = {**SETTINGS, "participation": ud.Everyone()}
+    with pytest.raises(MethodFailure, match="round 1, stage local.*dim=-1, keepdim=True"):
+        ud.run(Mixing(), world(), engine=on(2, 2, "batched"), **settings)
 
 
 class Bursting(Twice):
@@ -347,18 +355,14 @@ def test_a_round_that_fails_has_not_happened(spares: None) -> None:
     assert gap(rows, expected) < 1e-9
 
 
-def test_states_do_not_travel_and_the_model_is_put_once(
-    spares: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_do_not_travel_and_the_model_is_put_once(spares: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver packs and unpacks in a round: one Down, an Up a shard."""
     down, up, calls = [], [], []
     pack, unpack = ray_transport.pack_object, ray_transport.unpack_object
     problem = world()
     playing: Any = ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS)
     next(playing)  # workers have begun
-    monkeypatch.setattr(
-        ray_transport, "pack_object", lambda x, *more: down.append(x) or pack(x, *more)
-    )
+    monkeypatch.setattr(ray_transport, "pack_object", lambda x, *more: down.append(x) or pack(x, *more))
 
     def seen(content: Any, *more: Any) -> Any:
         up.append(unpack(content, *more))
@@ -388,9 +392,7 @@ def digits(**more: Any) -> Experiment:
     return Experiment(**(words | more))
 
 
-def test_a_recorded_run_goes_on_with_another_number_of_workers(
-    spares: None, tmp_path: Path
-) -> None:
+def test_a_recorded_run_goes_on_with_another_number_of_workers(spares: None, tmp_path: Path) -> None:
     """On the second node the data are opened by their reader; metrics come out to the byte."""
     engine = {"name": "ray", "workers": 2}
     whole = prepare_directory(digits(engine=engine), tmp_path / "whole")
@@ -441,9 +443,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_at_once(
-    cluster: Cluster, settings: dict[str, Any], says: str
-) -> None:
+def test_what_cannot_be_is_refused_at_once(cluster: Cluster, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         ud.rounds(ud.FedAvg(), world(), rounds=2, **settings)
 
@@ -471,9 +471,7 @@ def test_choices_that_make_no_sense_are_refused() -> None:
         ("127.0.0.1:1", "no Ray cluster can be used at 127.0.0.1:1 .*refused"),
     ],
 )
-def test_an_address_without_a_cluster_is_refused(
-    address: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_without_a_cluster_is_refused(address: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(InvalidInput, match=says):
@@ -503,6 +501,4 @@ def test_any_tensor_survives_the_wire() -> None:
     content = pack_problem(problem)
     assert sum(a.nbytes for a in content.arrays) == problem.X.nbytes + problem.Y.nbytes
     other = unpack_object(content, shared=True)
-    assert torch.equal(other.X, problem.X) and other.evaluate(problem.x0) == problem.evaluate(
-        problem.x0
-    )
+    assert torch.equal(other.X, problem.X) and other.evaluate(problem.x0) == problem.evaluate(problem.x0)

@@ -27,9 +27,7 @@ def stale_model(xs: list[np.ndarray], ages: Ages, t: int, j: int) -> tuple[np.nd
     return xs[-1 - age], age
 
 
-def solve(
-    w: World, i: int, x: np.ndarray, round_: int, K: int, eta: float, rho: float
-) -> np.ndarray:
+def solve(w: World, i: int, x: np.ndarray, round_: int, K: int, eta: float, rho: float) -> np.ndarray:
     """K steps on f_i + rho/2 ||y - x||^2, with the minibatches of the round in which x was sent."""
     y = x.copy()
     for k in range(K):
@@ -113,9 +111,7 @@ def autonomous_fedgm(
     return np.array(xs)
 
 
-def scaffold(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, ages: Ages = None
-) -> np.ndarray:
+def scaffold(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, ages: Ages = None) -> np.ndarray:
     """SCAFFOLD, Karimireddy et al. 2020, option II as the mean of raw gradients, on stale x and the c of the same time."""
     N, d = w.N, len(w.x0)
     xs, cs = [w.x0.copy()], [np.zeros(d)]

@@ -40,9 +40,7 @@ def fedadc(
     return np.array(xs)
 
 
-def feddyn(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, alpha: float
-) -> np.ndarray:
+def feddyn(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, alpha: float) -> np.ndarray:
     """FedDyn, Acar et al. 2021, Algorithm 1, the local problem solved by K steps of SGD.
 
     The h update is printed with a misplaced parenthesis; each client subtracts theta^{t-1}.
@@ -65,9 +63,7 @@ def feddyn(
     return np.array(xs)
 
 
-def adabest(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, mu: float, beta: float
-) -> np.ndarray:
+def adabest(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, mu: float, beta: float) -> np.ndarray:
     """AdaBest, Varno et al. 2022. A client's first visit starts from h_i = 0."""
     theta = w.x0.copy()
     theta_bar = theta.copy()
@@ -117,9 +113,7 @@ def _U(
     raise ValueError(opt)
 
 
-def _V(
-    c: np.ndarray, s: dict[str, np.ndarray], betas: tuple[float, float]
-) -> dict[str, np.ndarray]:
+def _V(c: np.ndarray, s: dict[str, np.ndarray], betas: tuple[float, float]) -> dict[str, np.ndarray]:
     """Mime's state update, once a round (each base optimiser reads the entries it has)."""
     beta, beta2 = betas
     return {"m": beta * s["m"] + (1 - beta) * c, "v": beta2 * s["v"] + (1 - beta2) * c**2}
@@ -186,6 +180,31 @@ def mimelite(
     return np.array(xs)
 
 
+def mimelite_mvr(
+    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, a: float, server_lr: float = 1.0
+) -> np.ndarray:
+    """MimeLite with STORM as base optimiser: its state (m, x of a round ago) is frozen during local steps.
+
+    STORM at x with a gradient oracle g: d = a g(x) + (1 - a) m + (1 - a) (g(x) - g(x_old)).
+    """
+    x_old, x = w.x0.copy(), w.x0.copy()
+    m = add(w.full(i, x) for i in range(w.N)) / w.N
+    xs = [x]
+    for t, S in enumerate(cohorts, start=1):
+        ys = []
+        for i in S:
+            y = x.copy()
+            for k in range(K[i]):
+                fresh, old = w.grad(i, y, t, k), w.grad(i, x_old, t, k)
+                y = y - eta * (a * fresh + (1 - a) * m + (1 - a) * (fresh - old))
+            ys.append(y)
+        now, before = (add(w.full(i, z) for i in S) / len(S) for z in (x, x_old))
+        m = a * now + (1 - a) * m + (1 - a) * (now - before)
+        x_old, x = x, x - server_lr * add(x - y for y in ys) / len(S)
+        xs.append(x)
+    return np.array(xs)
+
+
 def _first_contact(w: World, B: int) -> np.ndarray:
     """Mean over all clients of B minibatch gradients at x^0, before round 1; zero if B = 0."""
     if B == 0:
@@ -198,9 +217,7 @@ def _minibatch_mean(w: World, S: list[int], K: list[int], x: np.ndarray, t: int)
     return add(add(w.grad(i, x, t, k) for k in range(K[i])) / K[i] for i in S) / len(S)
 
 
-def _local_sarah(
-    w: World, i: int, x: np.ndarray, v: np.ndarray, t: int, steps: int, eta: float
-) -> np.ndarray:
+def _local_sarah(w: World, i: int, x: np.ndarray, v: np.ndarray, t: int, steps: int, eta: float) -> np.ndarray:
     """K SARAH steps of one client in exchange 1, w_0 = w_1 = x and v_0 = v; gives w_{K+1}."""
     w_prev, w_k, v_k = x.copy(), x.copy(), v.copy()
     for k in range(steps):
@@ -280,9 +297,7 @@ def bvr_l_sgd(
     return np.array(xs)
 
 
-def stem(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, a: float, B: int = 1
-) -> np.ndarray:
+def stem(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, a: float, B: int = 1) -> np.ndarray:
     """STEM, Khanduri et al. 2021, Algorithm 1, constant step and momentum parameter."""
     x_bar = w.x0.copy()
     d_bar = _first_contact(w, B)

@@ -20,9 +20,7 @@ def local_map(H_i: np.ndarray, tau: int, eta: float, mu: float) -> np.ndarray:
     return (eye - np.linalg.matrix_power(M, tau)) @ np.linalg.inv(H_i + mu * eye)
 
 
-def fedavg_limit(
-    H: np.ndarray, e: np.ndarray, p: np.ndarray, K: list[int], eta: float, mu: float = 0.0
-) -> np.ndarray:
+def fedavg_limit(H: np.ndarray, e: np.ndarray, p: np.ndarray, K: list[int], eta: float, mu: float = 0.0) -> np.ndarray:
     """Limit of FedAvg (mu = 0) and FedProx, Wang et al. 2020, eq. (28); any server step size."""
     maps = [local_map(H[i], K[i], eta, mu) for i in range(len(p))]
     A = sum(p[i] * maps[i] @ H[i] for i in range(len(p)))
@@ -30,9 +28,7 @@ def fedavg_limit(
     return np.linalg.solve(A, b)
 
 
-def fednova_limit(
-    H: np.ndarray, e: np.ndarray, p: np.ndarray, K: list[int], eta: float, mu: float = 0.0
-) -> np.ndarray:
+def fednova_limit(H: np.ndarray, e: np.ndarray, p: np.ndarray, K: list[int], eta: float, mu: float = 0.0) -> np.ndarray:
     """Limit of FedNova: eq. (28) with every K_i divided by ||a_i||_1; any tau_eff.
 
     a_i = (1 - eta mu)^(tau-1), ..., 1 - eta mu, 1 (Wang et al. 2020, appendix B.1).
@@ -44,9 +40,7 @@ def fednova_limit(
     return np.linalg.solve(A, b)
 
 
-def fedavg_m_limit(
-    H: np.ndarray, e: np.ndarray, p: np.ndarray, K: list[int], eta: float, beta: float
-) -> np.ndarray:
+def fedavg_m_limit(H: np.ndarray, e: np.ndarray, p: np.ndarray, K: list[int], eta: float, beta: float) -> np.ndarray:
     """Limit of FedAvg-M (uniform p): at rest g = 0, so every client runs SGD at beta * eta.
 
     Equal K_i: FedAvg's limit at beta * eta.  Unequal K_i: the client-wise division by eta K_i

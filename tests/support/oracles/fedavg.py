@@ -5,9 +5,7 @@ import numpy as np
 from .world import World
 
 
-def fedavg(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, server_lr: float = 1.0
-) -> np.ndarray:
+def fedavg(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, server_lr: float = 1.0) -> np.ndarray:
     """FedAvg, McMahan et al. 2017, with the two-sided learning rate of Yang, Fang & Liu 2021."""
     x = w.x0.copy()
     path = [x]

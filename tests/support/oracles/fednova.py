@@ -29,10 +29,13 @@ def fednova(
     tau_eff: str | float = "a",
     normalise: str = "cohort",
     gmf: float = 0.0,
+    w_: str = "p",
 ) -> np.ndarray:
     """Wang et al. 2020, Algorithm 1, with proximal and momentum SGD as local solver.
 
     With both, the proximal pull stays out of the momentum buffer, as the authors' code intends.
+    `w_` = "pa" weighs the normalised d_i as plain averaging of local models does (the implied weights, between (4) and
+    (5) of the paper): w_i proportional to p_i ||a_i||_1.
     `gmf` is the server momentum of the "hybrid" scheme; 0 gives line 6 of the algorithm.
     """
     x = w.x0.copy()
@@ -56,15 +59,16 @@ def fednova(
             tau = sum(q[i] * K[i] for i in S)
         else:
             tau = float(tau_eff)
+        if w_ == "pa":
+            total = sum(w.p[i] * norm_a[i] for i in S)
+            weight = {i: w.p[i] * norm_a[i] / total for i in S}
         buf = gmf * buf + tau * sum(weight[i] * d[i] for i in S)
         x = x - eta * buf
         xs.append(x)
     return np.array(xs)
 
 
-def fednova_vr(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, rho: float = 0.0
-) -> np.ndarray:
+def fednova_vr(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, rho: float = 0.0) -> np.ndarray:
     """Wang et al. 2020, Algorithm 2 (momentum SGD + cross-client variance reduction).
 
     Line 5 as printed forgets that d_i already contains the previous c_i, and oscillates; the

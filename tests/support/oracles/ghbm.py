@@ -38,9 +38,7 @@ def ghbm(
     return np.array(theta)
 
 
-def ghbm_eq5(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, tau: int, beta: float
-) -> np.ndarray:
+def ghbm_eq5(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, tau: int, beta: float) -> np.ndarray:
     """Equation (5), m^t = (1/tau) sum_{k=1..tau} beta m^{t-k} + g^t, on the server.
 
     g^t is the mean of theta^{t-1} - y_i over FedAvg clients, and theta^t = theta^{t-1} - m^t.

@@ -10,9 +10,9 @@ import numpy as np
 from .world import World
 
 
-def default_gamma(gamma: float | None, eta: float, K: list[int], cohort: list[int]) -> float:
-    """gamma = eta K, with which the server step is plain averaging (Cheng et al. 2024, D.1)."""
-    return eta * sum(K[i] for i in cohort) / len(cohort) if gamma is None else gamma
+def default_gamma(gamma: float | None, eta: float, K: list[int], cohort: list[int], server_lr: float = 1.0) -> float:
+    """gamma = eta K, with which the server step is plain averaging (Cheng et al. 2024, D.1), or server_lr of it."""
+    return server_lr * eta * sum(K[i] for i in cohort) / len(cohort) if gamma is None else gamma
 
 
 def first_contact(w: World, B: int) -> list[np.ndarray]:
@@ -34,6 +34,7 @@ def fedavg_m(
     *,
     beta: float,
     gamma: float | None = None,
+    server_lr: float = 1.0,
 ) -> np.ndarray:
     """FedAvg-M, Cheng et al. 2024, Algorithm 1, with g^0 = 0; beta weighs the fresh gradient."""
     x, g = w.x0.copy(), np.zeros_like(w.x0)
@@ -47,7 +48,7 @@ def fedavg_m(
                 x_i = x_i - eta * g_i
             g_new = g_new + (x - x_i) / (eta * K[i]) / len(cohort)
         g = g_new
-        x = x - default_gamma(gamma, eta, K, cohort) * g
+        x = x - default_gamma(gamma, eta, K, cohort, server_lr) * g
         path.append(x)
     return np.array(path)
 
@@ -60,6 +61,7 @@ def fedavg_m_reparam(
     *,
     beta: float,
     gamma: float | None = None,
+    server_lr: float = 1.0,
 ) -> np.ndarray:
     """FedAvg-M reparameterised, Cheng et al. 2024, D.2; eta and gamma are the paper's hatted ones.
 
@@ -76,7 +78,7 @@ def fedavg_m_reparam(
                 x_i = x_i - eta * g_i
             g_new = g_new + (x - x_i) / (eta * K[i]) / len(cohort)
         g_hat = g_new
-        x = x - default_gamma(gamma, eta, K, cohort) * g_hat
+        x = x - default_gamma(gamma, eta, K, cohort, server_lr) * g_hat
         path.append(x)
     return np.array(path)
 
@@ -89,6 +91,7 @@ def fedavg_m_vr(
     *,
     beta: float,
     gamma: float | None = None,
+    server_lr: float = 1.0,
     B: int = 1,
 ) -> np.ndarray:
     """FedAvg-M-VR, Cheng et al. 2024, Algorithm 3 with the start of Theorem 2; x^{-1} = x^0."""
@@ -105,7 +108,7 @@ def fedavg_m_vr(
                 x_i = x_i - eta * g_i
             g_new = g_new + (x - x_i) / (eta * K[i]) / len(cohort)
         g = g_new
-        x_old, x = x, x - default_gamma(gamma, eta, K, cohort) * g
+        x_old, x = x, x - default_gamma(gamma, eta, K, cohort, server_lr) * g
         path.append(x)
     return np.array(path)
 
@@ -118,6 +121,7 @@ def scaffold_m(
     *,
     beta: float,
     gamma: float | None = None,
+    server_lr: float = 1.0,
     B: int = 0,
 ) -> np.ndarray:
     """SCAFFOLD-M, Cheng et al. 2024, Algorithm 2, with g^0 = 0 and c_i^0 as in Theorem 3."""
@@ -140,7 +144,7 @@ def scaffold_m(
             c_new = c_new + (raw / K[i] - c_i[i]) / w.N
             c_i[i] = raw / K[i]
         g, c = g_new, c_new
-        x = x - default_gamma(gamma, eta, K, cohort) * g
+        x = x - default_gamma(gamma, eta, K, cohort, server_lr) * g
         path.append(x)
     return np.array(path)
 
@@ -153,6 +157,7 @@ def scaffold_m_reparam(
     *,
     beta: float,
     gamma: float | None = None,
+    server_lr: float = 1.0,
     B: int = 0,
 ) -> np.ndarray:
     """SCAFFOLD-M reparameterised, Cheng et al. 2024, D.2; eta, gamma are the hatted ones."""
@@ -173,7 +178,7 @@ def scaffold_m_reparam(
             c_new = c_new + (raw / K[i] - c_i[i]) / w.N
             c_i[i] = raw / K[i]
         g_hat, c = g_new, c_new
-        x = x - default_gamma(gamma, eta, K, cohort) * g_hat
+        x = x - default_gamma(gamma, eta, K, cohort, server_lr) * g_hat
         path.append(x)
     return np.array(path)
 
@@ -186,6 +191,7 @@ def scaffold_m_vr(
     *,
     beta: float,
     gamma: float | None = None,
+    server_lr: float = 1.0,
     B: int = 1,
 ) -> np.ndarray:
     """SCAFFOLD-M-VR, Cheng et al. 2024, Algorithm 4 with the start of Theorem 4: g^0 = c^0."""
@@ -208,6 +214,6 @@ def scaffold_m_vr(
             c_new = c_new + (raw / K[i] - c_i[i]) / w.N
             c_i[i] = raw / K[i]
         g, c = g_new, c_new
-        x_old, x = x, x - default_gamma(gamma, eta, K, cohort) * g
+        x_old, x = x, x - default_gamma(gamma, eta, K, cohort, server_lr) * g
         path.append(x)
     return np.array(path)

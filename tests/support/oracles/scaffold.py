@@ -1,4 +1,6 @@
-"""SCAFFOLD and the methods it meets in special cases: VRL-SGD, LED, Scaffnew, SAGA and IAG."""
+"""SCAFFOLD, compressed, and the methods it meets in special cases: VRL-SGD, LED, Scaffnew, SAGA and IAG."""
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -46,6 +48,69 @@ def scaffold(
     return np.array(xs)
 
 
+def scallion(
+    w: World,
+    cohorts: list[list[int]],
+    K: list[int],
+    eta: float,
+    *,
+    eta_g: float = 1.0,
+    alpha: float = 1.0,
+    compress: Callable[[np.ndarray], np.ndarray] = lambda v: v,
+) -> np.ndarray:
+    """Huang et al. 2024, Algorithm 1; `compress` is C_i."""
+    x = w.x0.copy()
+    c, c_i = np.zeros_like(x), [np.zeros_like(x) for _ in range(w.N)]
+    xs = [x]
+    for t, S in enumerate(cohorts, start=1):
+        deltas = []
+        for i in S:
+            y = x.copy()
+            for k in range(K[i]):
+                y = y - eta * (w.grad(i, y, t, k) - c_i[i] + c)
+            delta = compress(alpha * ((x - y) / (eta * K[i]) - c))
+            c_i[i] = c_i[i] + delta
+            deltas.append(delta)
+        steps = np.mean([K[i] for i in S])
+        x = x - eta_g * eta * steps / len(S) * add(delta + c for delta in deltas)
+        c = c + add(deltas) / w.N
+        xs.append(x)
+    return np.array(xs)
+
+
+def scafcom(
+    w: World,
+    cohorts: list[list[int]],
+    K: list[int],
+    eta: float,
+    *,
+    eta_g: float = 1.0,
+    beta: float = 0.2,
+    compress: Callable[[np.ndarray], np.ndarray] = lambda v: v,
+) -> np.ndarray:
+    """Huang et al. 2024, Algorithm 2, with the mean gradient summed up as such."""
+    x = w.x0.copy()
+    c = np.zeros_like(x)
+    c_i, v_i = ([np.zeros_like(x) for _ in range(w.N)] for _ in range(2))
+    xs = [x]
+    for t, S in enumerate(cohorts, start=1):
+        total = np.zeros_like(x)
+        for i in S:
+            y, g = x.copy(), []
+            for k in range(K[i]):
+                g.append(w.grad(i, y, t, k))
+                y = y - eta * (g[-1] - c_i[i] + c)
+            v_i[i] = (1 - beta) * v_i[i] + beta * add(g) / K[i]
+            delta = compress(v_i[i] - c_i[i])
+            c_i[i] = c_i[i] + delta
+            total = total + delta
+        steps = np.mean([K[i] for i in S])
+        x = x - eta_g * eta * steps * (total / len(S) + c)
+        c = c + total / w.N
+        xs.append(x)
+    return np.array(xs)
+
+
 def vrl_sgd(w: World, cohorts: list[list[int]], K: list[int], eta: float) -> np.ndarray:
     """Liang et al. 2019, Algorithm 1: full participation, one period K for all."""
     assert all(len(S) == w.N for S in cohorts) and len(set(K)) == 1
@@ -66,9 +131,7 @@ def vrl_sgd(w: World, cohorts: list[list[int]], K: list[int], eta: float) -> np.
     return np.array(xs)
 
 
-def led(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, beta: float | None = None
-) -> np.ndarray:
+def led(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, beta: float | None = None) -> np.ndarray:
     """LED, Alghunaim 2023, with a server (the mixing matrix is the mean). Full participation."""
     assert all(len(S) == w.N for S in cohorts)
     if beta is None:
@@ -91,9 +154,7 @@ def led(
     return np.array(xs)
 
 
-def scaffnew(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, p: float | None = None
-) -> np.ndarray:
+def scaffnew(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, p: float | None = None) -> np.ndarray:
     """Scaffnew, Mishchenko et al. 2022, Algorithm 2, its coin replaced by a fixed period K.
 
     One iteration of the paper is one step of every client; the models differ between the
@@ -119,9 +180,7 @@ def scaffnew(
     return np.array(xs)
 
 
-def saga(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, eta_g: float = 1.0
-) -> np.ndarray:
+def saga(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, eta_g: float = 1.0) -> np.ndarray:
     """SAGA, Defazio et al. 2014, exact component gradients, zero table, step eta_g * eta."""
     assert all(len(S) == 1 for S in cohorts)
     x = w.x0.copy()

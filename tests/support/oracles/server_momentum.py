@@ -17,9 +17,7 @@ def local_opt(w: World, i: int, eta_l: float, K: int, x: np.ndarray, t: int) -> 
     return x - y
 
 
-def aggregate(
-    w: World, cohort: list[int], K: list[int], eta: float, x: np.ndarray, t: int
-) -> np.ndarray:
+def aggregate(w: World, cohort: list[int], K: list[int], eta: float, x: np.ndarray, t: int) -> np.ndarray:
     """Sun et al. 2024, Algorithm 1, lines 4-7: Delta_t, the uniform mean over the cohort."""
     Delta = np.zeros_like(x)
     for i in cohort:
@@ -99,9 +97,7 @@ def autonomous_fedgm(
     return np.array(path)
 
 
-def fedavgm(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, eta_s: float, beta: float
-) -> np.ndarray:
+def fedavgm(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, eta_s: float, beta: float) -> np.ndarray:
     """FedAvgM as Sun et al. 2024 define it (nu = 1): the buffer is an average, i.e. dampened."""
     x, d = w.x0.copy(), np.zeros_like(w.x0)
     path = [x]
@@ -112,9 +108,7 @@ def fedavgm(
     return np.array(path)
 
 
-def fedavgm_hsu(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, lr: float, beta: float
-) -> np.ndarray:
+def fedavgm_hsu(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, lr: float, beta: float) -> np.ndarray:
     """FedAvgM, Hsu, Qi & Brown 2019: v = beta v + Delta, undampened heavy ball."""
     x, v = w.x0.copy(), np.zeros_like(w.x0)
     path = [x]
@@ -125,9 +119,7 @@ def fedavgm_hsu(
     return np.array(path)
 
 
-def fednag(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, lr: float, beta: float
-) -> np.ndarray:
+def fednag(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, lr: float, beta: float) -> np.ndarray:
     """Nesterov momentum on the server, in PyTorch's form (Sutskever et al. 2013, shifted)."""
     x, v = w.x0.copy(), np.zeros_like(w.x0)
     path = [x]
@@ -165,9 +157,7 @@ def snv(
     return np.array(path)
 
 
-def triple_momentum(
-    w: World, cohorts: list[list[int]], K: list[int], eta: float, *, L: float, m: float
-) -> np.ndarray:
+def triple_momentum(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, L: float, m: float) -> np.ndarray:
     """Triple Momentum, Van Scoy, Freeman & Lynch 2018; the server model is y."""
     rho = 1 - 1 / np.sqrt(L / m)
     alpha = (1 + rho) / L
@@ -287,10 +277,7 @@ def asgd(
     for t, cohort in enumerate(cohorts, start=1):
         Delta = aggregate(w, cohort, K, eta, x, t)
         xbar = alpha * xbar + (1 - alpha) * (x - kappa * delta / eps * Delta)
-        x = (
-            eps / (eps + (1 - alpha)) * (x - delta * Delta)
-            + (1 - alpha) / (eps + (1 - alpha)) * xbar
-        )
+        x = eps / (eps + (1 - alpha)) * (x - delta * Delta) + (1 - alpha) / (eps + (1 - alpha)) * xbar
         path.append(x)
     return np.array(path)
 

@@ -34,9 +34,7 @@ class World:
         return self.A[i].mean(0) @ y - self.b[i].mean(0)
 
 
-def make_world(
-    N: int = 5, d: int = 3, n: int = 17, seed: int = 0, p: list[float] | None = None
-) -> World:
+def make_world(N: int = 5, d: int = 3, n: int = 17, seed: int = 0, p: list[float] | None = None) -> World:
     """Heterogeneous, strongly convex in every sample (eigenvalues in [0.3, 1.5])."""
     rng = np.random.default_rng(seed)
     Q, _ = np.linalg.qr(rng.normal(size=(N, n, d, d)))

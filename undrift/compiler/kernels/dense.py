@@ -73,9 +73,7 @@ def dense(x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> Tensor:
 
 
 @dense.register_vmap
-def _(
-    info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool
-) -> tuple[Tensor, int]:
+def _(info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> tuple[Tensor, int]:
     """Of several models, or several minibatches: models and samples that are mapped over come first."""
     R, (x_dim, w_dim, b_dim, _) = info.batch_size, dims
     x = x if x_dim is None else x.movedim(x_dim, 0)

@@ -53,9 +53,7 @@ class FusedUpdate:
     summed: tuple[Node | None, Node | None] | None = None
 
 
-def fuse(
-    graph: Graph, new: Node, old: Node, summands: set[Node], written: Sequence[Node]
-) -> FusedUpdate | None:
+def fuse(graph: Graph, new: Node, old: Node, summands: set[Node], written: Sequence[Node]) -> FusedUpdate | None:
     """How the value `new` can be made in the place of `old`; None if it is not a sum with products.
 
     `written` are all nodes whose places are written over: a product must not read them, and what of them is written first
@@ -225,11 +223,7 @@ def _sum(graph: Graph, node: Any, rows: int, summands: set[Node]) -> Sum:
         if a.products or b.products:
             b = _scaled(graph, b, -1) if node.target is aten.sub.Tensor else b
             rests = [rest for rest in (a.rest, b.rest) if rest is not None]
-            rest = (
-                add_node(graph, aten.add.Tensor, *rests)
-                if len(rests) == 2
-                else next(iter(rests), None)
-            )
+            rest = add_node(graph, aten.add.Tensor, *rests) if len(rests) == 2 else next(iter(rests), None)
             return Sum((*a.products, *b.products), rest)
     elif node.target is aten.neg.default:
         return _scaled(graph, _sum(graph, node.args[0], rows, summands), -1)

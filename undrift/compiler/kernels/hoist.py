@@ -12,9 +12,7 @@ from undrift.compiler.graph import value_of
 from undrift.compiler.kernels.products import summed_
 
 
-def hoist_invariants(
-    module: GraphModule, steady: Sequence[Node], enabled: bool = True
-) -> GraphModule:
+def hoist_invariants(module: GraphModule, steady: Sequence[Node], enabled: bool = True) -> GraphModule:
     """Take out of a step's graph the sums of vectors, and the numbers before them, that are made of steady placeholders.
 
     They become its last placeholders.  Returned is a graph that computes them from the steady ones.

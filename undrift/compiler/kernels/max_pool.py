@@ -42,9 +42,7 @@ def _has_windows(pool: Node) -> bool:
     small = 1 < kernel[0] * kernel[1] <= LARGEST
     apart = kernel == stride and padding == [0, 0] and dilation == [1, 1] and not ceil
     channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
-    return (
-        small and apart and channels_last and all(user.target is BACKWARD for user in _backs(pool))
-    )
+    return small and apart and channels_last and all(user.target is BACKWARD for user in _backs(pool))
 
 
 def _settings(pool: Node) -> tuple[Any, list[int], list[int], list[int], list[int], bool]:
@@ -70,9 +68,7 @@ def _rewrite(graph: Graph, pool: Node) -> None:
     with graph.inserting_before(pool):
         # pixel by pixel, [images, rows, columns, channels], as they lie in memory
         pixels = add_node(graph, aten.permute.default, x.args[0] if masked else x, [0, 2, 3, 1])
-        rows, columns = (
-            side // k for side, k in zip(value_of(x).shape[2:], (high, wide), strict=True)
-        )
+        rows, columns = (side // k for side, k in zip(value_of(x).shape[2:], (high, wide), strict=True))
         slices = [
             _every(graph, _every(graph, pixels, 1, i, high, rows), 2, j, wide, columns)
             for i in range(high)
@@ -89,9 +85,7 @@ def _rewrite(graph: Graph, pool: Node) -> None:
             g = add_node(graph, aten.permute.default, back.args[0], [0, 2, 3, 1])
             none = scalar(graph, 0, g)
             if masked:
-                g = add_node(
-                    graph, aten.where.self, add_node(graph, aten.le.Scalar, pooled, 0), none, g
-                )
+                g = add_node(graph, aten.where.self, add_node(graph, aten.le.Scalar, pooled, 0), none, g)
             g = materialise(graph, g)
             total = add_node(graph, aten.sum.dim_IntList, g, [0, 1, 2])
             gradient = _spread(graph, g, winner, high, wide, value_of(x).shape[2:])
@@ -136,14 +130,10 @@ def _spread(graph: Graph, g: Node, winner: Node, high: int, wide: int, size: Seq
     places = add_node(graph, aten.view.default, places, [1, 1, high, 1, wide, 1])
     here = add_node(graph, aten.eq.Tensor, winner, places)
     whole = add_node(graph, aten.where.self, here, g, scalar(graph, 0, g))
-    pixels = add_node(
-        graph, aten.view.default, whole, [images, rows * high, columns * wide, channels]
-    )
+    pixels = add_node(graph, aten.view.default, whole, [images, rows * high, columns * wide, channels])
     below, beside = size[0] - rows * high, size[1] - columns * wide
     if below or beside:
-        pixels = add_node(
-            graph, aten.constant_pad_nd.default, pixels, [0, 0, 0, beside, 0, below], 0
-        )
+        pixels = add_node(graph, aten.constant_pad_nd.default, pixels, [0, 0, 0, beside, 0, below], 0)
     return add_node(graph, aten.permute.default, pixels, [0, 3, 1, 2])
 
 
@@ -157,11 +147,7 @@ def _masked(x: Node, pool: Node) -> dict[Node, list[Node]] | None:
         return None
     for mask in masks:
         for where in mask.users:
-            if (
-                where.target is not aten.where.self
-                or where.args[0] is not mask
-                or where.args[2] not in backs
-            ):
+            if where.target is not aten.where.self or where.args[0] is not mask or where.args[2] not in backs:
                 return None
             found.setdefault(where.args[2], []).append(where)
     alone = all(set(back.users) == set(found.get(back, ())) for back in backs)
@@ -169,6 +155,4 @@ def _masked(x: Node, pool: Node) -> dict[Node, list[Node]] | None:
 
 
 def _every(graph: Graph, node: Node, dim: int, start: int, step: int, count: int) -> Node:
-    return add_node(
-        graph, aten.slice.Tensor, node, dim, start, start + step * (count - 1) + 1, step
-    )
+    return add_node(graph, aten.slice.Tensor, node, dim, start, start + step * (count - 1) + 1, step)

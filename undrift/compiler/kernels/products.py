@@ -27,9 +27,7 @@ C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 _library = torch.library.Library("undrift", "FRAGMENT")
 _library.define("outputs(Tensor x, Tensor? numbers, Tensor w) -> Tensor")
-_library.define(
-    "summed_(Tensor(a!) y, Tensor? v, Tensor? factor, Tensor a, Tensor x, Tensor? numbers) -> ()"
-)
+_library.define("summed_(Tensor(a!) y, Tensor? v, Tensor? factor, Tensor a, Tensor x, Tensor? numbers) -> ()")
 _library.define("weighted(Tensor[] vectors, Tensor factors) -> Tensor")
 outputs = torch.ops.undrift.outputs.default
 summed_ = torch.ops.undrift.summed_.default
@@ -51,9 +49,7 @@ def functions() -> dict[torch.dtype, Functions]:
     try:
         code: Any = load_cpp(source)
     except Exception as error:  # torch raises many kinds for what it cannot compile
-        log.info(
-            "products are a library's, which takes more passes over memory: %s", first_line(error)
-        )
+        log.info("products are a library's, which takes more passes over memory: %s", first_line(error))
         return {}
 
     def function(name: str, places: int) -> Callable[..., None]:
@@ -77,9 +73,7 @@ def _outputs(x: Tensor, numbers: Tensor | None, w: Tensor) -> Tensor:
     return out
 
 
-def _summed(
-    y: Tensor, v: Tensor | None, factor: Tensor | None, a: Tensor, x: Tensor, numbers: Tensor | None
-) -> None:
+def _summed(y: Tensor, v: Tensor | None, factor: Tensor | None, a: Tensor, x: Tensor, numbers: Tensor | None) -> None:
     """y `[rows, length]`, whole in memory; v like it, or one row for all; the factor f of all rows or of each; a
     `[clients, n, samples]`, where each client has as many rows of y as fit, and samples as in `outputs`."""
     x, (k, *where) = _samples(x, numbers)
@@ -100,9 +94,7 @@ def _samples(x: Tensor, numbers: Tensor | None) -> tuple[Tensor, tuple[int, int,
     return x, (x.shape[1], x.stride(0), x.stride(1), 0)
 
 
-def _call(
-    function: Callable[..., None], given: Sequence[Tensor | None], sizes: Sequence[int]
-) -> None:
+def _call(function: Callable[..., None], given: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
     places = (None if t is None else t.data_ptr() for t in given)
     function(*places, (ctypes.c_int64 * len(sizes))(*sizes))
 
@@ -113,9 +105,7 @@ def _weighted(vectors: Sequence[Tensor], factors: Tensor) -> Tensor:
         first, *others = (f * v for v, f in zip(vectors, factors.split(1, 1), strict=True))
         return sum(others, first)
     # first those that all rows have in common, which are small
-    pairs = sorted(
-        zip(vectors, factors[0].tolist(), strict=True), key=lambda pair: pair[0].stride(0)
-    )
+    pairs = sorted(zip(vectors, factors[0].tolist(), strict=True), key=lambda pair: pair[0].stride(0))
     total = torch.zeros_like(vectors[0][:1])
     for v, factor in pairs:
         total = torch.add(total, v if v.stride(0) else v[:1], alpha=factor)
@@ -130,6 +120,4 @@ torch.library.register_fake(
     lambda x, numbers, w: w.new_empty(len(w), (x if numbers is None else numbers).shape[1], w.shape[1]),
 )  # fmt: skip
 torch.library.register_fake("undrift::summed_", lambda y, v, factor, a, x, numbers: None)
-torch.library.register_fake(
-    "undrift::weighted", lambda vectors, factors: torch.empty_like(vectors[0])
-)
+torch.library.register_fake("undrift::weighted", lambda vectors, factors: torch.empty_like(vectors[0]))

@@ -23,11 +23,7 @@ def share_products(graph: Graph) -> None:
     """Multiply what is repeated for several runs with all of them at once."""
     for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
         first, second = map(_in_four, node.args)
-        if (
-            first is None
-            or second is None
-            or value_of(first).shape[:2] != value_of(second).shape[:2]
-        ):
+        if first is None or second is None or value_of(first).shape[:2] != value_of(second).shape[:2]:
             continue
         with graph.inserting_before(node):
             if _is_repeated(first) and not _is_repeated(second):

@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100 in their binary version (the Python version is a pickle)."""
 
+import lzma
 import math
 import tarfile
 import zlib
@@ -41,12 +42,8 @@ def cifar10() -> Data:
     Read from the folder cifar-10-batches-bin, or else from cifar-10-binary.tar.gz.
     """
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
-    contents, files = _read_files(
-        "cifar10", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", names
-    )
-    *batches, test = (
-        read_records(*item, label_bytes=1, label=0, classes=10) for item in contents.items()
-    )
+    contents, files = _read_files("cifar10", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", names)
+    *batches, test = (read_records(*item, label_bytes=1, label=0, classes=10) for item in contents.items())
     images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
     prepare = Normalise((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     checksums = store.checksums(files)
@@ -65,27 +62,18 @@ def cifar100(labels: str = "fine") -> Data:
     if labels not in ("fine", "coarse"):
         raise InvalidInput(f"cifar100: labels must be 'fine' or 'coarse', got {labels!r}")
     label, classes = (1, 100) if labels == "fine" else (0, 20)
-    contents, files = _read_files(
-        "cifar100", "cifar-100-binary", "cifar-100-binary.tar.gz", ["train.bin", "test.bin"]
-    )
-    train, test = (
-        read_records(*item, label_bytes=2, label=label, classes=classes)
-        for item in contents.items()
-    )
+    contents, files = _read_files("cifar100", "cifar-100-binary", "cifar-100-binary.tar.gz", ["train.bin", "test.bin"])
+    train, test = (read_records(*item, label_bytes=2, label=label, classes=classes) for item in contents.items())
     prepare = Normalise((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
     checksums = store.checksums(files)
     return Data("cifar100", train, test, classes=classes, prepare=prepare, checksums=checksums)
 
 
-def read_records(
-    name: str, content: bytes, *, label_bytes: int, label: int, classes: int
-) -> tuple[Tensor, Tensor]:
+def read_records(name: str, content: bytes, *, label_bytes: int, label: int, classes: int) -> tuple[Tensor, Tensor]:
     """Records of the binary version: label bytes, of which `label` is the one wanted, then the pixels."""
     size = label_bytes + math.prod(IMAGE_SHAPE)
     if len(content) == 0 or len(content) % size:
-        raise InvalidInput(
-            f"{name}: {len(content)} bytes are not a number of records of {size} bytes: get it again"
-        )
+        raise InvalidInput(f"{name}: {len(content)} bytes are not a number of records of {size} bytes: get it again")
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     labels = records[:, label].astype(np.int64)
     check_labels(name, labels, classes)
@@ -93,16 +81,14 @@ def read_records(
     return torch.from_numpy(pixels), torch.from_numpy(labels)
 
 
-def _read_files(
-    dataset: str, folder: str, archive: str, names: Sequence[str]
-) -> tuple[dict[str, bytes], list[Path]]:
+def _read_files(dataset: str, folder: str, archive: str, names: Sequence[str]) -> tuple[dict[str, bytes], list[Path]]:
     """The contents of the binary files, and the files on disk they were read from."""
     located = [store.locate(dataset, (f"{folder}/{name}", name)) for name in names]
     files = [path for path in located if path is not None]
     if len(files) == len(names):
         for path in files:
             store.verify_checksum(path, _CHECKSUMS.get(path.name))
-        return {path.name: path.read_bytes() for path in files}, files
+        return {path.name: store.read_bytes(path) for path in files}, files
     path = store.find(
         dataset,
         archive,
@@ -122,12 +108,11 @@ def _read_tar(archive: Path, names: Iterable[str]) -> dict[str, bytes]:
             for member in tar:
                 name = Path(member.name).name
                 if name in contents and (file := tar.extractfile(member)) is not None:
+                    store.check_unpacked(archive, member.size)
                     contents[name] = file.read()
                     absent.discard(name)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise store.damaged(archive, error) from error
     if absent:
-        raise InvalidInput(
-            f"{archive} does not contain {', '.join(sorted(absent))}: get the binary version"
-        )
+        raise InvalidInput(f"{archive} does not contain {', '.join(sorted(absent))}: get the binary version")
     return contents

@@ -21,8 +21,7 @@ def check_labels(source: object, labels: np.ndarray, classes: int) -> None:
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise InvalidInput(
-            f"{source}: sample {wrong[0]} has label {labels[wrong[0]]}, "
-            f"allowed are 0 to {classes - 1}: get it again"
+            f"{source}: sample {wrong[0]} has label {labels[wrong[0]]}, allowed are 0 to {classes - 1}: get it again"
         )
 
 

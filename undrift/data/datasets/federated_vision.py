@@ -2,6 +2,7 @@
 
 import csv
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, first_line
+from undrift.core.hyper import check_value
 from undrift.data import store
 from undrift.data.datasets.common import check_labels, number_clients
 from undrift.data.registry import Data, dataset
@@ -22,6 +24,8 @@ _HINT = (
     "the tables are linked from "
     "https://github.com/google-research/google-research/tree/master/federated_vision_datasets"
 )
+MOST_CLASSES, LARGEST_SIDE = 1_000_000, 4096
+DAMAGED = (struct.error, IndexError, TypeError, EOFError)  # what Pillow may raise besides
 IMAGE_FOLDERS = ("train", "train_val_images", "images")
 
 Locate = Callable[[str], Path | None]  # image_id -> path within the folder of images
@@ -44,7 +48,7 @@ class ImageFiles:
         return self.normalise(images).reshape(*batch.shape, 3, self.size, self.size)
 
 
-@dataset("gldv2", about=f"Google Landmarks v2 by photographer, {LICENCE}")
+@dataset("gldv2", about=f"Google Landmarks v2 by photographer, {LICENCE}", clients=1262)
 def gldv2(
     train: str = "federated_train.csv",
     test: str | None = "test.csv",
@@ -62,7 +66,7 @@ def gldv2(
     return _read("gldv2", "landmarks-user-160k", train, test, images, size, lambda _: _landmark)
 
 
-@dataset("inaturalist", about=f"iNaturalist 2017 by user, {LICENCE}")
+@dataset("inaturalist", about=f"iNaturalist 2017 by user, {LICENCE}", clients=9275)
 def inaturalist(
     train: str = "federated_train_user_120k.csv",
     test: str | None = "test.csv",
@@ -93,12 +97,11 @@ def read_mapping(path: Path, *, users: bool) -> tuple[list[str], np.ndarray, lis
     for number, row in enumerate(rows, start=2):  # line 1 is the header
         for column in columns:
             if not (row.get(column) or "").strip():
-                raise InvalidInput(
-                    f"{path}, line {number}: no {column}; every row needs {', '.join(columns)}"
-                )
-        if not row["class"].strip().isdecimal():
+                raise InvalidInput(f"{path}, line {number}: no {column}; every row needs {', '.join(columns)}")
+        label = row["class"].strip()
+        if not label.isdecimal() or len(label) > 9 or int(label) >= MOST_CLASSES:
             raise InvalidInput(
-                f"{path}, line {number}: class must be 0, 1, 2, ..., got {row['class']!r}"
+                f"{path}, line {number}: class must be 0, 1, 2, ..., below {MOST_CLASSES:,}, got {label[:40]!r}"
             )
     classes = np.array([int(row["class"]) for row in rows], dtype=np.int64)
     ids = [row["image_id"].strip() for row in rows]
@@ -114,8 +117,7 @@ def _read(
     size: int,
     locator: Callable[[Path], Locate],
 ) -> Data:
-    if size < 1:
-        raise InvalidInput(f"{dataset}: size must be 1 or more pixels, got {size}")
+    check_value(dataset, "size", size, int, within=f"[1, {LARGEST_SIDE}]")
     tables = [store.find(dataset, train, aliases=[f"{unzipped}/{train}"], hint=_HINT)]
     folder = _image_folder(dataset, images)
     ids, labels, users = read_mapping(tables[0], users=True)
@@ -125,9 +127,7 @@ def _read(
         # test.csv is a name that anything may have: only the one beside the training table will do
         tables.append(tables[0].parent / test)
         if not tables[1].is_file():
-            raise store.DataMissing(
-                f"{dataset}: {test} is not beside {tables[0]}; {_HINT}; or give test=None"
-            )
+            raise store.DataMissing(f"{dataset}: {test} is not beside {tables[0]}; {_HINT}; or give test=None")
         test_ids, test_labels, _ = read_mapping(tables[1], users=False)
         check_labels(tables[1], test_labels, classes)
         ids += test_ids
@@ -203,10 +203,8 @@ def _read_pixels(path: Path, size: int) -> np.ndarray:
     try:
         with Image.open(path) as image:
             rgb = image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise InvalidInput(
-            f"{path} is not an image that can be read ({error}): get it again"
-        ) from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, MemoryError, *DAMAGED) as error:
+        raise InvalidInput(f"{path} is not an image that can be read ({first_line(error)}): get it again") from error
     scale = size / min(rgb.size)
     width, height = (max(size, round(side * scale)) for side in rgb.size)
     left, top = (width - size) // 2, (height - size) // 2

@@ -1,6 +1,7 @@
 """Human activity from smartphones by person (UCI HAPT): signals of an accelerometer and a gyroscope in windows."""
 
 import re
+import struct
 import zipfile
 import zlib
 from io import BytesIO
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, first_line
 from undrift.data import store
 from undrift.data.datasets.common import number_clients, split_train_test
 from undrift.data.registry import Data, dataset
 
 _URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/00341/HAPT%20Data%20Set.zip"
+UNZIPPING = (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, struct.error)  # what it may raise
 WINDOW, HOP = 128, 64  # rows of a window, and from one to the next
 # what an integer of the compact file stands for: g, and rad/s
 SENSOR_UNITS = np.array([1 / 720] * 3 + [10.00841617584229 / 32768] * 3)
@@ -23,6 +25,7 @@ SENSOR_UNITS = np.array([1 / 720] * 3 + [10.00841617584229 / 32768] * 3)
     "hapt",
     about="HAPT smartphone activity by person (Reyes-Ortiz et al.), UCI Machine Learning Repository; "
     "CC BY 4.0, the authors' note says no commercial use",
+    clients=30,
 )
 def hapt() -> Data:
     """HAPT activity by person: float32 [n, 6, 128], 12 classes, 30 clients.
@@ -58,11 +61,8 @@ def hapt() -> Data:
 def read_raw(source: Path) -> tuple[np.ndarray, np.ndarray]:
     """Labelled rows [n, 6], and (length, label 1 to 12, person) of each segment; from the folder RawData or the zip."""
     table = _read_matrix(source, "labels.txt", 5)
-    segments = table.astype(np.int64)
-    if (segments != table).any():
-        raise InvalidInput(
-            f"{source}, labels.txt: experiment, user, label, start, end are integers"
-        )
+    if (np.abs(table) > 2**31).any() or ((segments := table.astype(np.int64)) != table).any():
+        raise InvalidInput(f"{source}, labels.txt: experiment, user, label, start, end are integers")
     recordings: dict[tuple[int, int], np.ndarray] = {}
     parts = []
     for number, (experiment, person, _, start, end) in enumerate(segments.tolist(), start=1):
@@ -86,22 +86,27 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     names = ("x", "seg_len", "seg_label", "seg_user")
     try:
         # opened here: numpy leaves a damaged file open
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            x, *columns = (file[name] for name in names)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidInput(
-            f"{path} is not a whole npz file with {', '.join(names)} ({error}): get it again"
-        ) from error
+        with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
+            store.check_unpacked(path, sum(entry.file_size for entry in archive.infolist()))
+            raw.seek(0)
+            with np.load(raw, allow_pickle=False) as file:
+                x, *columns = (file[name] for name in names)
+    except InvalidInput:
+        raise
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, *UNZIPPING) as error:
+        said = first_line(error)[:80]
+        raise InvalidInput(f"{path} is not a whole npz file with {', '.join(names)} ({said}): get it again") from error
+    if x.dtype.kind not in "iuf" or not all(part.dtype.kind in "iu" for part in columns):
+        raise InvalidInput(f"{path}: {', '.join(names)} must be numbers, the last three whole ones: get it again")
     lengths, labels, people = columns
-    if x.ndim != 2 or len(x) != 6 or lengths.ndim != 1 or lengths.sum() != x.shape[1]:
+    if any(part.ndim != 1 or not len(part) for part in columns) or (lengths < 1).any():
+        raise InvalidInput(f"{path}: segments need a length of 1 or more, a label and a user each: get it again")
+    if x.ndim != 2 or len(x) != 6 or lengths.sum() != x.shape[1]:
         raise InvalidInput(
-            f"{path}: x has shape {list(x.shape)}, the segments have {int(lengths.sum())} rows; "
-            "x must be [6, all rows]"
+            f"{path}: x has shape {list(x.shape)}, the segments have {int(lengths.sum())} rows; x must be [6, all rows]"
         )
     if not len(lengths) == len(labels) == len(people):
-        raise InvalidInput(
-            f"{path}: {len(lengths)} lengths, {len(labels)} labels and {len(people)} users of segments"
-        )
+        raise InvalidInput(f"{path}: {len(lengths)} lengths, {len(labels)} labels and {len(people)} users of segments")
     segments = np.stack([column.astype(np.int64) for column in columns], axis=1)
     return (x.T * SENSOR_UNITS).astype(np.float32), _check_segments(path, segments)
 
@@ -111,9 +116,7 @@ def _read_recording(source: Path, experiment: int, person: int) -> np.ndarray:
     names = [f"{sensor}_exp{experiment:02d}_user{person:02d}.txt" for sensor in ("acc", "gyro")]
     acc, gyro = (_read_matrix(source, name, 3) for name in names)
     if len(acc) != len(gyro):
-        raise InvalidInput(
-            f"{source}: {names[0]} has {len(acc)} rows and {names[1]} {len(gyro)}: get them again"
-        )
+        raise InvalidInput(f"{source}: {names[0]} has {len(acc)} rows and {names[1]} {len(gyro)}: get them again")
     return np.concatenate([acc, gyro], axis=1).astype(np.float32)
 
 
@@ -125,9 +128,7 @@ def _read_matrix(source: Path, name: str, width: int) -> np.ndarray:
     try:
         table = np.loadtxt(BytesIO(content), ndmin=2)
     except ValueError as error:
-        raise InvalidInput(
-            f"{source}, {name} is not a table of numbers ({error}): get it again"
-        ) from error
+        raise InvalidInput(f"{source}, {name} is not a table of numbers ({error}): get it again") from error
     if table.shape[1] != width or not np.isfinite(table).all():
         raise InvalidInput(
             f"{source}, {name}: lines must have {width} finite numbers, got {table.shape[1]} columns"
@@ -143,20 +144,21 @@ def _read_file(source: Path, name: str) -> bytes:
     pattern = re.compile(rf"(^|/)RawData/{re.escape(name)}$")
     try:
         with zipfile.ZipFile(source) as archive:
-            (entry,) = filter(pattern.search, archive.namelist())
+            (entry,) = (each for each in archive.infolist() if pattern.search(each.filename))
+            store.check_unpacked(source, entry.file_size)
             return archive.read(entry)
+    except InvalidInput:
+        raise
     except ValueError as error:  # none, or several
         raise InvalidInput(f"{source} does not contain RawData/{name}: get it again") from error
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, *UNZIPPING) as error:
         raise store.damaged(source, error) from error
 
 
 def _check_segments(source: Path, segments: np.ndarray) -> np.ndarray:
     _, labels, people = segments.T
     if labels.min() < 1 or labels.max() > 12:
-        raise InvalidInput(
-            f"{source}: labels go from {labels.min()} to {labels.max()}, allowed are 1 to 12"
-        )
+        raise InvalidInput(f"{source}: labels go from {labels.min()} to {labels.max()}, allowed are 1 to 12")
     if people.min() < 1:
         raise InvalidInput(f"{source}: people are numbered from 1, got {people.min()}")
     return segments

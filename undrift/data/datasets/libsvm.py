@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.bounds import check_memory
 from undrift.core.errors import InvalidInput
 from undrift.data import store
 from undrift.data.registry import Data, dataset
@@ -47,25 +48,30 @@ def libsvm(path: str | Path, features: int | None = None) -> tuple[Tensor, Tenso
             continue
         try:
             labels.append(float(label))
-            for pair in pairs:
-                index, value = pair.split(":")
-                columns.append(int(index))
-                values.append(float(value))
+            named = [pair.split(":") for pair in pairs]
+            indices = [int(index) for index, _ in named]
+            values += [float(value) for _, value in named]
         except ValueError as error:
             raise InvalidInput(
                 f"{path}, line {number}: lines are `label index:value ...`, got {line[:60]!r}"
             ) from error
+        if len(set(indices)) < len(indices):
+            twice = next(index for at, index in enumerate(indices) if index in indices[:at])
+            raise InvalidInput(f"{path}, line {number}: index {twice} is there twice: each may be given once")
+        columns += indices
         rows += [len(labels) - 1] * len(pairs)
     if not labels:
         raise InvalidInput(f"{path} has no rows: get it again")
-    if not (np.isfinite(values).all() and np.isfinite(labels).all()):
-        raise InvalidInput(f"{path} has NaN or Inf: clean the file")
+    largest = float(np.finfo(np.float32).max)
+    if not all(abs(value) <= largest for value in (*values, *labels)):
+        raise InvalidInput(f"{path} has NaN or Inf, or numbers beyond float32: clean the file")
     low, high = min(columns, default=1), max(columns, default=0)
     width = high if features is None else features
     if low < 1:
         raise InvalidInput(f"{path}: indices are counted from 1, got {low}")
     if high > width:
         raise InvalidInput(f"{path}: an index is {high}, allowed are 1 to {width}")
+    check_memory(f"{path}: {len(labels)} rows of {width} features", 4.0 * len(labels) * width, "is an index wrong?")
     X = np.zeros((len(labels), width), dtype=np.float32)
     X[rows, np.array(columns, dtype=np.int64) - 1] = values
     return torch.from_numpy(X), torch.tensor(labels, dtype=torch.float32)

@@ -59,6 +59,7 @@ def fashion_mnist() -> Data:
     "mnist-writers",
     about="MNIST by writer: MNIST (LeCun, Cortes, Burges), commonly given as CC BY-SA 3.0; "
     "writers from QMNIST (Yadav & Bottou 2019), BSD licence",
+    clients=539,
 )
 def mnist_writers() -> Data:
     """MNIST with its writers as clients: 539 of them, 19 to 131 digits each.
@@ -67,8 +68,7 @@ def mnist_writers() -> Data:
     """
     train, test, files = _read_split("mnist", MNIST_URL, "MNIST")
     tables = [
-        _find("mnist", f"qmnist-{part}-labels-idx2-int.gz", QMNIST_URL, "MNIST", "QMNIST")
-        for part in ("train", "test")
+        _find("mnist", f"qmnist-{part}-labels-idx2-int.gz", QMNIST_URL, "MNIST", "QMNIST") for part in ("train", "test")
     ]
     clients, names = number_clients(read_writers(tables[0], train[1].numpy()))
     return Data(
@@ -112,10 +112,10 @@ def read_idx(path: Path) -> np.ndarray:
     """An array in the idx format of MNIST (bytes or 32-bit integers), packed with gzip or not."""
     content = store.read_bytes(path)
     kind, dimensions = (content[2], content[3]) if len(content) >= 4 else (0, 0)
-    if content[:2] != b"\0\0" or kind not in IDX_TYPES or dimensions == 0:
+    if content[:2] != b"\0\0" or kind not in IDX_TYPES or not 0 < dimensions <= 4:
         raise InvalidInput(
             f"{path} is not an idx file: it begins with {content[:4].hex() or 'nothing'}, "
-            "allowed are 0000 08 (bytes) and 0000 0c (integers), then the number of dimensions"
+            "allowed are 0000 08 (bytes) and 0000 0c (integers), then the number of dimensions, 1 to 4"
         )
     begin, dtype = 4 + 4 * dimensions, IDX_TYPES[kind]
     if len(content) < begin:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, first_line
 from undrift.data import store
 from undrift.data.datasets.common import look_up_clients
 from undrift.data.registry import Data, dataset
@@ -25,9 +25,7 @@ LEAF_HINT = (
     "`./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.9` in data/shakespeare "
     "and put its folder `data` there"
 )
-TINY_URL = (
-    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-)
+TINY_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +65,7 @@ class Role:
     "shakespeare",
     about="LEAF Shakespeare by speaking role, from Project Gutenberg etext 100; "
     "that edition is not for commercial distribution",
+    clients=1129,
 )
 def shakespeare(path: str | Path | None = None, length: int = LENGTH) -> Data:
     """LEAF's Shakespeare by speaking role: predict the character after 80; 80 classes.
@@ -89,7 +88,7 @@ def shakespeare(path: str | Path | None = None, length: int = LENGTH) -> Data:
     return _join_roles("shakespeare", train, test, length, len(ALPHABET), files)
 
 
-@dataset("tinyshakespeare", about="tinyshakespeare of char-rnn (Karpathy); public domain")
+@dataset("tinyshakespeare", about="tinyshakespeare of char-rnn (Karpathy); public domain", clients=255)
 def tinyshakespeare(length: int = LENGTH) -> Data:
     """tinyshakespeare with its speakers as clients: predict the character after `length`; 65 classes.
 
@@ -133,7 +132,7 @@ def encode(text: str, alphabet: str, where: str) -> np.ndarray:
     """
     table = np.full(0x110000 if not text.isascii() else 128, 255, dtype=np.uint8)
     table[[ord(character) for character in alphabet]] = np.arange(len(alphabet))
-    codes = table[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
+    codes = table[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
     if (codes == 255).any():
         raise InvalidInput(
             f"{where}: the character {text[int(np.argmax(codes == 255))]!r} is not one of the "
@@ -207,19 +206,24 @@ def _read_leaf_users(file: Path, length: int) -> Iterator[tuple[str, Role]]:
         content = json.loads(text)
         users, counts, data = (content[key] for key in ("users", "num_samples", "user_data"))
         entries = [data[user] for user in users]
-    except (ValueError, KeyError, TypeError) as error:
+        if not (isinstance(users, list) and isinstance(counts, list)):
+            raise TypeError("users and num_samples are lists")
+        if len(set(users)) < len(users):
+            raise ValueError("a user is there twice")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidInput(
             f"{file} is not in LEAF's form, JSON with users, num_samples and user_data of each user "
-            f"({type(error).__name__}: {error}): make it again"
+            f"({type(error).__name__}: {first_line(error)[:80]}): make it again"
         ) from error
     if len(counts) != len(users):
         raise InvalidInput(f"{file}: {len(users)} users and {len(counts)} num_samples")
     for user, count, entry in zip(users, counts, entries, strict=True):
-        role = _read_role(f"{file}, {user}", entry, length)
+        role = _read_role(f"{file}, {str(user)[:40]}", entry, length)
         # of raw text, num_samples counts LEAF's own windows
         if len(role) != count and ("x" in entry or length == LENGTH):
             raise InvalidInput(
-                f"{file}: {user} has {len(role)} windows of {length} characters, num_samples says {count}"
+                f"{file}: {str(user)[:40]} has {len(role)} windows of {length} characters, "
+                f"num_samples says {str(count)[:40]}"
             )
         yield user, role
 
@@ -235,13 +239,14 @@ def _read_role(where: str, entry: Any, length: int) -> Role:
         text = re.sub(r"  +", " ", raw.replace("\n", " "))
         return cut_windows(encode(text, ALPHABET, where), length)
     x, y = entry["x"], entry["y"]
+    if not all(isinstance(part, list) and all(isinstance(text, str) for text in part) for part in (x, y)):
+        raise InvalidInput(f"{where}: x and y must be lists of texts")
     if len(x) != len(y):
         raise InvalidInput(f"{where}: {len(x)} windows x and {len(y)} next characters y")
     for i, (window, after) in enumerate(zip(x, y, strict=True)):
         if (len(window), len(after)) != (length, 1):
             raise InvalidInput(
-                f"{where}: sample {i} has {len(window)} characters and then {len(after)}, "
-                f"allowed are {length} and 1"
+                f"{where}: sample {i} has {len(window)} characters and then {len(after)}, allowed are {length} and 1"
             )
     text, targets = (encode("".join(parts), ALPHABET, where) for parts in (x, y))
     return Role(text, np.arange(len(x)) * length, targets)

@@ -23,7 +23,7 @@ FILES = ("stackoverflow.word_count", "stackoverflow_train.h5", "stackoverflow_te
 PAD = 0  # words are 1 to n, then unknown words, beginning and end of a sentence
 
 
-@dataset("stackoverflow", about="Stack Overflow by user, published by TFF; CC BY-SA 3.0")
+@dataset("stackoverflow", about="Stack Overflow by user, published by TFF; CC BY-SA 3.0", clients=342_477)
 def stackoverflow(
     clients: int | None = None,
     sentences: int | None = None,
@@ -78,9 +78,7 @@ def read_vocabulary(path: Path, n: int) -> dict[str, int]:
     for number, line in enumerate(store.read_text(path).splitlines()[:n], start=1):
         word, _, count = line.rpartition(" ")
         if not word or not count.isdecimal() or word in words:
-            raise InvalidInput(
-                f"{path}, line {number}: must be a new word and its count, got {line[:40]!r}"
-            )
+            raise InvalidInput(f"{path}, line {number}: must be a new word and its count, got {line[:40]!r}")
         words[word] = number
     if len(words) < n:
         raise InvalidInput(f"{path} has {len(words)} words, {n} are needed: give vocabulary=...")

@@ -8,16 +8,16 @@ Sizes are 50 + lognormal(4, 2); a tenth of every client's samples is for testing
 import numpy as np
 import torch
 
+from undrift.core.bounds import LARGEST_SEED, check_memory
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data.registry import Data, dataset
 
 INPUTS, CLASSES = 60, 10
+BYTES_A_CLIENT = (50 + np.exp(6)) * (INPUTS + 2) * 12  # the mean of its samples, once in float64 and once in float32
 
 
-@dataset(
-    "synthetic", about="Synthetic(a, b) of LEAF and FedProx (Li et al. 2020): generated, no files"
-)
+@dataset("synthetic", about="Synthetic(a, b) of LEAF and FedProx (Li et al. 2020): generated, no files", clients=30)
 def synthetic(
     a: float = 1.0,
     b: float = 1.0,
@@ -29,6 +29,8 @@ def synthetic(
     check_value("Synthetic", "a", a, float, within="[0, inf)")
     check_value("Synthetic", "b", b, float, within="[0, inf)")
     check_value("Synthetic", "N", clients, int, within="[1, inf)")
+    check_value("Synthetic", "seed", seed, int, within=f"[0, {LARGEST_SEED}]")
+    check_memory(f"Synthetic: {clients} clients", clients * BYTES_A_CLIENT, "take fewer clients")
     train, test = [], []
     for i in range(clients):
         X, Y = _draw_client(a, b, generator(Purpose.DATA, Key(seed, 0), i))

@@ -4,44 +4,44 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ByteSize,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import ByteSize, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 from torch import nn
 
-from undrift.codecs.codec import CODECS
-from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import build_method
-from undrift.data.registry import check_options
+from undrift.codecs import make_codec
+from undrift.core.bounds import LARGEST_SEED
+from undrift.core.errors import InvalidInput, known_name, unknown
+from undrift.core.hyper import METHODS
+from undrift.data.assignment import PARTITIONS
+from undrift.data.registry import DATASETS, check_options
 from undrift.experiments.config.parts import (
+    SCHEMES,
     default_model,
     make_method,
     make_participation,
     make_partition,
     model_maker,
+    natural_federation,
     register_files,
 )
-from undrift.experiments.config.section import Named, Number, Section, Whole
-from undrift.experiments.config.settings import (
-    engine_from_dict,
-    engine_to_dict,
-    local_from_dict,
-    local_to_dict,
-)
+from undrift.experiments.config.section import Count, Named, Number, Section, Seed, Whole, name_in
+from undrift.experiments.config.settings import engine_from_dict, engine_to_dict, local_from_dict, local_to_dict
 from undrift.experiments.config.virtual import PopulationSection, ServerSection
 from undrift.local.settings import Local
 from undrift.metrics.registry import METRICS
+from undrift.metrics.theory import find_metric
+from undrift.models import MODELS
+from undrift.privacy import Privacy
 from undrift.problems.evaluation import MODEL_METRICS as OF_MODEL
 from undrift.simulation.engines import EngineChoice
+from undrift.simulation.references import KINDS as REFERENCES
+from undrift.simulation.references import VISITS
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
+MOST_SEEDS, MOST_THREADS = 10_000, 1024
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 NAMED_ALONE = ("data", "model", "algorithm", "codec", "engine")  # a name is as good as a section
 
@@ -49,7 +49,9 @@ NAMED_ALONE = ("data", "model", "algorithm", "codec", "engine")  # a name is as 
 class DataSection(Named):
     """`name`, one of `undrift list data`, and options of its reader."""
 
-    name: str = Field(default="digits", description="A data set: undrift list data")
+    name: Annotated[str, name_in("data set", DATASETS)] = Field(
+        default="digits", description="A data set: undrift list data"
+    )
 
     def make(self) -> None:
         check_options(self.name, self.parameters)  # data are read when a federation is built
@@ -58,12 +60,12 @@ class DataSection(Named):
 class ClientsSection(Named):
     """How the data are spread: a partition with its parameters, and the weights of clients in the objective."""
 
-    partition: str = "dirichlet"
-    number: Whole | None = Field(default=None, ge=1, description="How many clients")
-    weights: Literal["uniform", "samples"] = Field(
-        default="uniform", description="Of clients: uniform or samples"
+    partition: Annotated[str, name_in("partition", PARTITIONS)] = Field(
+        default="dirichlet", description="Which client holds which sample: undrift list partitions"
     )
-    seed: Whole | None = Field(default=None, ge=0)  # of the partition; the run's own if not given
+    number: Count | None = Field(default=None, description="How many clients")
+    weights: Literal["uniform", "samples"] = Field(default="uniform", description="Of clients: uniform or samples")
+    seed: Seed | None = Field(default=None, description="Of the partition; the run's own if not given")
 
     def make(self) -> Any:
         return make_partition(self.partition, self.number, self.parameters)
@@ -72,8 +74,11 @@ class ClientsSection(Named):
 class ModelSection(Named):
     """`name`, one of `undrift list models`, and its parameters; what the data tell (inputs, classes) need not be given."""
 
-    name: str = Field(description="A model: undrift list models")
-    seed: Whole | None = Field(default=None, ge=0)  # of the initial weights; the run's if not given
+    name: Annotated[str, name_in("model", MODELS)] = Field(description="A model: undrift list models")
+    seed: Seed | None = Field(default=None, description="Of the initial weights; the run's own if not given")
+    local_parameters: str | list[str] | None = Field(
+        default=None, description="Parameters that clients keep to themselves: a layer, a pattern, batch-norm"
+    )
 
     def make(self) -> Callable[[Mapping[str, int]], nn.Module]:
         return model_maker(self.name, self.parameters)
@@ -82,10 +87,10 @@ class ModelSection(Named):
 class ParticipationSection(Named):
     """Who takes part: a scheme, how many a round."""
 
-    scheme: str = "uniform"
-    per_round: Whole | None = Field(
-        default=None, ge=1, description="Clients per round, drawn uniformly"
+    scheme: Annotated[str, name_in("scheme", SCHEMES)] = Field(
+        default="uniform", description="How the clients of a round are drawn: undrift list participation"
     )
+    per_round: Count | None = Field(default=None, description="Clients per round, drawn uniformly")
 
     def make(self) -> Any:
         return make_participation(self.scheme, self.per_round, self.parameters)
@@ -101,11 +106,12 @@ def _in_section(section: str) -> Iterator[None]:
 
 
 class EvaluationSection(Section):
-    """How often metrics are recorded, and which: of the model (test, train, clients, gradient), or registered with @ud.metric."""
+    """How often metrics are recorded, and which: of the model (test, train, clients, gradient), of the
+    theory (drift, momentum_error, ...), or registered with @ud.metric."""
 
-    every: Whole = Field(default=1, ge=1)
-    metrics: list[str] = Field(default=["test"], min_length=1)
-    test_samples: Whole | None = Field(default=None, ge=1)
+    every: Count = Field(default=1, description="Rounds from one record of metrics to the next")
+    metrics: list[str] = Field(default=["test"], min_length=1, description="Which metrics are recorded")
+    test_samples: Count | None = Field(default=None, description="Test samples to evaluate on; all if not given")
 
     @model_validator(mode="before")
     @classmethod
@@ -113,39 +119,61 @@ class EvaluationSection(Section):
         """Experiments of old have `figures`."""
         if not isinstance(given, dict) or "figures" not in given or "metrics" in given:
             return given
-        warnings.warn(
-            "[evaluation] figures is now called metrics", DeprecationWarning, stacklevel=2
-        )
+        warnings.warn("[evaluation] figures is now called metrics", DeprecationWarning, stacklevel=2)
         return {("metrics" if key == "figures" else key): value for key, value in given.items()}
 
     @field_validator("metrics")
     @classmethod
     def _known(cls, metrics: list[str]) -> list[str]:
         for name in metrics:
-            if name not in (*OF_MODEL, *METRICS):
-                raise unknown("metric", name, [*OF_MODEL, *METRICS])
+            if name not in OF_MODEL and find_metric(name) is None:
+                raise unknown("metric", name, {*OF_MODEL, *METRICS})
         return metrics
 
 
 class CodecSection(Named):
     """What happens to the vectors that clients send: a codec by `name`, with its parameters."""
 
-    name: str
+    name: str = Field(description="A codec for what clients send: fp16, top-k:0.01,feedback, quantised:4, ...")
 
     def make(self) -> Any:
-        if self.name not in CODECS:
-            raise unknown("codec", self.name, CODECS)
-        return build_method(self.name, CODECS[self.name], self.parameters)
+        return make_codec(self.name if not self.parameters else {"name": self.name, **self.parameters})
+
+
+class PrivacySection(Section):
+    """Client-level differential privacy, as `ud.Privacy` has it."""
+
+    clip: Number = Field(description="Privacy: the largest norm of what a client sends in a round")
+    noise: Number | None = Field(default=None, description="Privacy: the noise multiplier")
+    epsilon: Number | None = Field(default=None, description="Privacy: the epsilon of the whole run, in place of noise")
+    delta: Number = Field(default=1e-5, description="Privacy: the delta of the guarantee")
+    where: str = Field(default="server", description="Privacy: who adds the noise, server or clients")
+
+    @model_validator(mode="after")
+    def _sound(self) -> "PrivacySection":
+        self.make()
+        return self
+
+    def make(self) -> Privacy:
+        return Privacy(**self.model_dump())
 
 
 class AlgorithmSection(Named):
     """A method by `name` with its hyper-parameters; `local` holds what it does otherwise than the others, e.g. its lr."""
 
-    name: str
-    local: dict[str, Any] = {}
+    name: Annotated[str, name_in("method", METHODS)] = Field(description="A method: undrift list")
+    local: dict[str, Any] = Field(default={}, description="Keys of [local] that are this method's own")
 
     def make(self) -> Any:
         return make_method(self.name, self.parameters)
+
+
+_runners: list[Callable[..., Any]] = []
+
+
+def run_with(runner: Callable[..., Any]) -> None:
+    """What `Experiment.run` calls: a function of a higher layer."""
+    _runners[:] = [runner]
 
 
 class Experiment(Section):
@@ -161,39 +189,41 @@ class Experiment(Section):
     (['scaffold-m'], [0, 1], 'mlp')
     """
 
-    name: str | None = None
-    use: list[str] = Field(
-        default=[], description="A Python file that registers methods, data sets or models"
-    )
-    rounds: Whole = Field(default=100, ge=1, description="Rounds of communication")
+    name: str | None = Field(default=None, description="Of the run directory in runs/")
+    use: list[str] = Field(default=[], description="A Python file that registers methods, data sets or models")
+    rounds: Count = Field(default=100, description="Rounds of communication")
     seeds: list[Whole] = Field(default=[0], description="How many repetitions")
-    engine: Annotated[
-        str | EngineChoice, PlainValidator(engine_from_dict), PlainSerializer(engine_to_dict)
-    ] = Field(
+    engine: Annotated[str | EngineChoice, PlainValidator(engine_from_dict), PlainSerializer(engine_to_dict)] = Field(
         default="auto",
         description="auto, sequential, batched, compiled, or ray: on this machine, or on the cluster at RAY_ADDRESS",
     )
-    threads: Whole | None = Field(default=None, ge=1)
-    checkpoint_every: Whole = Field(default=10, ge=1)
-    state_memory: ByteSize | None = None
+    threads: Whole | None = Field(default=None, ge=1, le=MOST_THREADS, description="Threads of a run")
+    checkpoint_every: Count = Field(default=10, description="Rounds from one checkpoint to the next")
+    state_memory: ByteSize | None = Field(default=None, description="Client states beyond this size move to a file")
     target: Number | None = Field(
-        default=None, allow_inf_nan=False, description="A quality whose cost the report tells"
+        default=None,
+        allow_inf_nan=False,
+        description="A quality whose cost the report tells: 0.9, or 90 for 90 %, of an accuracy",
     )
     baseline: str | None = Field(default=None, description="The method to compare with")
+    reference: list[str] = Field(
+        default=[], description="Training without a federation, to compare with: centralised,local-only,fine-tuned"
+    )
     log: list[str] = Field(default=[], description=", ".join(LOGGERS))
     data: DataSection = DataSection()
     clients: ClientsSection = ClientsSection(partition="dirichlet", number=100, alpha=0.2)  # pyright: ignore[reportCallIssue]
     model: ModelSection = None  # pyright: ignore[reportAssignmentType]  (made from the data's default)
     participation: ParticipationSection = ParticipationSection(per_round=10)
-    local: Annotated[Local, PlainValidator(local_from_dict), PlainSerializer(local_to_dict)] = (
-        local_from_dict({})
-    )
+    local: Annotated[Local, PlainValidator(local_from_dict), PlainSerializer(local_to_dict)] = local_from_dict({})
     evaluation: EvaluationSection = EvaluationSection()
     codec: CodecSection | None = None
+    privacy: PrivacySection | None = None
     population: PopulationSection | None = None  # with one of these two a run is in virtual time
     server: ServerSection | None = None
     algorithm: AlgorithmSection | None = None
-    algorithms: dict[str, AlgorithmSection] = {}
+    algorithms: dict[str, AlgorithmSection] = Field(
+        default={}, description="Several methods, each a section [algorithms.LABEL]"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -214,29 +244,44 @@ class Experiment(Section):
         model = given.setdefault("model", {})
         if isinstance(model, dict) and "name" not in model:
             given["model"] = {**default_model(str(name)), **model}
+        natural, clients = natural_federation(str(name)), given.get("clients", {})
+        if natural and isinstance(clients, dict) and not {"partition", "number"} & {*clients}:
+            given["clients"] = clients = {**natural["clients"], **clients}
+        if natural and isinstance(clients, dict) and clients.get("partition") == "natural":
+            given.setdefault("participation", natural["participation"])
         named = given.get("algorithms")
         if isinstance(named, dict):
             given["algorithms"] = {
-                label: {"name": label, **words} if isinstance(words, dict) else words
-                for label, words in named.items()
+                label: {"name": label, **words} if isinstance(words, dict) else words for label, words in named.items()
             }
         return given
 
     @field_validator("seeds", mode="before")
     @classmethod
     def _counted(cls, seeds: Any) -> Any:
-        return (
-            list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
-        )
+        if isinstance(seeds, bool) or not isinstance(seeds, int | list):
+            return seeds
+        if (count := seeds if isinstance(seeds, int) else len(seeds)) > MOST_SEEDS:
+            raise InvalidInput(f"seeds: at most {MOST_SEEDS:,} repetitions, got {count:,}; each is a run of its own")
+        return list(range(seeds)) if isinstance(seeds, int) else seeds
 
     @field_validator("seeds")
     @classmethod
     def _different(cls, seeds: list[int]) -> list[int]:
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
-            raise InvalidInput(
-                f"seeds are a number of them, or different whole numbers from 0; got {seeds}"
-            )
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > LARGEST_SEED:
+            raise InvalidInput(f"seeds are a number of them, or different whole numbers from 0; got {seeds}")
         return seeds
+
+    @field_validator("reference", mode="before")
+    @classmethod
+    def _references(cls, given: Any) -> Any:
+        """Words with commas, too; in the order in which they are run."""
+        words = [given] if isinstance(given, str) else given
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            return given
+        names = [name.strip() for word in words for name in word.split(",")]
+        chosen = {known_name("reference", {"local": "local-only"}.get(name, name), REFERENCES) for name in names}
+        return [kind for kind in REFERENCES if kind in chosen]
 
     @field_validator("log")
     @classmethod
@@ -248,7 +293,8 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Experiment":
-        if (self.algorithm is None) == (not self.algorithms):
+        alone = self.algorithm is None and not self.algorithms and len(self.reference) == 1  # the run of a reference
+        if not alone and (self.algorithm is None) == (not self.algorithms):
             raise InvalidInput(
                 "give one method in [algorithm], or several in [algorithms.LABEL], not both and not none"
             )
@@ -270,9 +316,7 @@ class Experiment(Section):
                 with _in_section(section):
                     made.make().check(number)
         if per_round is not None and number is not None and per_round > number:
-            raise InvalidInput(
-                f"participation.per_round = {per_round} is more than there are clients, {number}"
-            )
+            raise InvalidInput(f"participation.per_round = {per_round} is more than there are clients, {number}")
         locals_ = [self.local_of(label) for label in self.labels]
         if number is not None:
             with _in_section("participation"):
@@ -307,6 +351,11 @@ class Experiment(Section):
     def labels(self) -> list[str]:
         return list(self.methods)
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the run of a reference, and of no method."""
+        return not self.methods
+
     def local_of(self, label: str) -> Local:
         """The local training of a method: the experiment's, with the method's own settings."""
         own = self.methods[label].local
@@ -315,10 +364,22 @@ class Experiment(Section):
         words = local_to_dict(self.local)
         if "steps" in own or "epochs" in own:  # one replaces the other
             words |= {"steps": None, "epochs": None}
-        return local_from_dict({**words, **own}, f"algorithms.{label}.local")
+        with _in_section(f"algorithms.{label}.local"):
+            return local_from_dict({**words, **own}, f"algorithms.{label}.local")
 
     def single(self, label: str, seed: int) -> "Experiment":
-        """The experiment of one method and one seed, which says all of itself."""
+        """The experiment of one method, or of one reference, and one seed, which says all of itself."""
+        if label not in self.methods:
+            update: dict[str, Any] = {
+                "algorithm": None,
+                "algorithms": {},
+                "baseline": None,
+                "codec": None,
+                "privacy": None,
+            }
+            update |= {"population": None, "server": None, "engine": "auto"}
+            update |= {"reference": [label], "seeds": [seed]}
+            return self.model_copy(update=update | ({"rounds": VISITS} if label == "fine-tuned" else {}))
         method = self.methods[label]
         alone = method.model_copy(update={"local": {}})
         as_one = label == method.name  # else its label must be kept
@@ -329,6 +390,7 @@ class Experiment(Section):
                 "seeds": [seed],
                 "local": self.local_of(label),
                 "baseline": None,
+                "reference": [],
             }
         )
 
@@ -342,6 +404,20 @@ class Experiment(Section):
         update = {"algorithm": None, "algorithms": kept, "baseline": baseline}
         return self.model_copy(update=update)
 
+    def run(self, out: str | Path | None = None, *, jobs: int = 1, progress: bool | str = "auto") -> Any:
+        """Run it as `undrift run` does, and return what `ud.load_run` makes of its directory.
+
+        out        the run directory, runs/NAME by default.  If it holds this very experiment already, what is left of it is
+                   done and the rest is read; it is refused if it holds anything else
+        jobs       runs at a time, each in a process of its own if more than one
+        progress   True: bars, False: none, "auto": on a terminal or in a notebook only
+        """
+        if not _runners:
+            import_module("undrift.public")  # all layers, of which one runs experiments
+        return _runners[0](self, out, jobs, progress)
+
     def runs(self) -> Sequence[tuple[str, int]]:
-        """(label, seed) of every run, a seed at a time so that a comparison is complete early."""
-        return [(label, seed) for seed in self.seeds for label in self.labels]
+        """(label, seed) of every run, a seed at a time so that a comparison is complete early; references at the end."""
+        labels = [] if self.is_reference else self.labels
+        kinds = [kind for kind in REFERENCES if kind in self.reference]
+        return [(each, seed) for group in (labels, kinds) for seed in self.seeds for each in group]

@@ -43,6 +43,7 @@ def federation(experiment: Experiment, seed: int) -> Federation:
         weights=section.weights,
         test_samples=experiment.evaluation.test_samples,
         seed=seed if section.seed is None else section.seed,
+        local_parameters=experiment.model.local_parameters,
     )
     problem.reopen = Opening(to_toml(experiment), seed, data.checksums)
     return Federation(problem, data.checksums)
@@ -62,6 +63,11 @@ class Federations:
         if self._last is None or self._key != key:
             self.clear()
             self._key, self._last = key, federation(experiment, seed)
+        return self._last
+
+    @property
+    def last(self) -> Federation | None:
+        """What was built last, if it is still there."""
         return self._last
 
     def clear(self) -> None:
@@ -92,9 +98,7 @@ def data_of(experiment: Experiment) -> Data:
     return load_cached(experiment.data.name, options)
 
 
-def initial_model(
-    experiment: Experiment, seed: int, inferred: Mapping[str, int]
-) -> torch.nn.Module:
+def initial_model(experiment: Experiment, seed: int, inferred: Mapping[str, int]) -> torch.nn.Module:
     """The model that every run of a seed begins with; torch's own randomness is left as it was."""
     model = experiment.model
     with torch.random.fork_rng(devices=[]):

@@ -1,17 +1,26 @@
 """What sections of an experiment have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.bounds import LARGEST_SEED
+from undrift.core.errors import InvalidInput, known_name, unknown
 
 T = TypeVar("T")
 
 Whole: TypeAlias = Annotated[int, Field(strict=True)]
+MOST = 10**9  # rounds, clients and whatever else is counted
+Count: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+Seed: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=LARGEST_SEED)]
 Number: TypeAlias = Whole | Annotated[float, Field(strict=True)]
+
+
+def name_in(kind: str, known: Iterable[str]) -> AfterValidator:
+    """A key that holds one of some names, in any spelling; those that are registered later count."""
+    return AfterValidator(lambda name: known_name(kind, name, known))
 
 
 class Section(BaseModel):

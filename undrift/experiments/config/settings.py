@@ -1,13 +1,18 @@
 """`ud.Local` and the engine's `EngineChoice` as sections of an experiment: their dataclasses define what may be given."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, known_name
+from undrift.core.hyper import build_named
 from undrift.experiments.config.section import from_section
+from undrift.local.optimisers import NAMED
+from undrift.local.schedules import SCHEDULES
 from undrift.local.settings import Geometric, Local
 from undrift.simulation.engines import EngineChoice
 
+BY_NAME: dict[str, Mapping[str, Any]] = {"optimiser": NAMED, "schedule": SCHEDULES}
 ENGINES = ("auto", "sequential", "batched", "compiled", "ray")
 DEFAULTS = {"batch": 32}  # otherwise than ud.Local's own
 
@@ -28,6 +33,8 @@ def local_from_dict(given: Any, section: str = "local") -> Local:
         "steps": lambda value: _count_from_dict("steps", value),
         "epochs": lambda value: _count_from_dict("epochs", value),
         "batch": lambda value: None if value == "all" else value,
+        "optimiser": lambda value: build_named("optimiser", NAMED, value) if isinstance(value, dict) else value,
+        "schedule": lambda value: build_named("schedule", SCHEDULES, value) if isinstance(value, dict) else value,
     }
     words = {**DEFAULTS, **given} if isinstance(given, Mapping) else given
     return from_section(Local, words, section, convert, prefix="Local: ")
@@ -35,10 +42,19 @@ def local_from_dict(given: Any, section: str = "local") -> Local:
 
 def local_to_dict(local: Local) -> dict[str, Any]:
     """The keys of a section that `local_from_dict` reads as this."""
-    if not isinstance(local.optimiser, str):
-        raise InvalidInput("an experiment names its optimiser: functions can be given to ud.run")
     words = {name: _count_to_dict(value) for name, value in vars(local).items()}
-    return words | {"batch": "all" if local.batch is None else local.batch}
+    words |= {"batch": "all" if local.batch is None else local.batch}
+    return words | {name: _named(name, words[name], known) for name, known in BY_NAME.items()}
+
+
+def _named(what: str, value: Any, known: Mapping[str, Any]) -> Any:
+    """What an experiment calls an optimiser or a schedule that is an object of the package's."""
+    if isinstance(value, str | list):
+        return value
+    for name, kind in known.items():
+        if type(value) is kind:
+            return {"name": name, **{f.name: vars(value)[f.name] for f in fields(value)}}
+    raise InvalidInput(f"an experiment names its {what}: functions can be given to ud.run")
 
 
 def _count_from_dict(name: str, value: Any) -> Any:
@@ -73,16 +89,13 @@ def engine_from_dict(given: Any) -> str | EngineChoice:
     if not isinstance(words, Mapping):
         raise InvalidInput(f"engine is a name or a section, got {given!r}")
     name = words.get("name", "auto")
-    if name not in ENGINES:
-        raise unknown("engine", str(name), ENGINES)
+    name = known_name("engine", str(name), ENGINES)
     if not set(words) - {"name"}:
         return name
     alone = {**words, "name": "sequential" if name == "auto" else name}
     choice = from_section(EngineChoice, alone, "engine", prefix="run: ", engine="name")
     if name == "auto" and set(words) - {"name"} != {"workers"}:
-        raise InvalidInput(
-            f"engine 'auto' chooses for itself: name another one to set {', '.join(words)}"
-        )
+        raise InvalidInput(f"engine 'auto' chooses for itself: name another one to set {', '.join(words)}")
     return choice
 
 

@@ -1,5 +1,6 @@
 """Experiments as TOML: read with errors that name the line, written so that reading gives the same again."""
 
+import os
 import re
 import runpy
 import tomllib
@@ -11,11 +12,14 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import ValidationError
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.bounds import check_file
+from undrift.core.errors import InvalidInput, first_line, shortened, unknown
 from undrift.experiments.config.experiment import NAMED_ALONE, Experiment
 from undrift.experiments.config.section import Section
 from undrift.experiments.config.virtual import resolve_paths
 
+LARGEST_FILE = 2**24  # bytes of an experiment
+KEY = re.compile(r"[\w.\"' -]+")
 SETTING = re.compile(r"((?:[^=\"]|\"[^\"]*\")+)=(.*)", flags=re.DOTALL)
 # Keys that name something, and what of their section stays when another is named.
 NAMING: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -57,6 +61,8 @@ def read(path: Path | str, settings: Iterable[str | Setting] = ()) -> Experiment
     `settings` are changes to it, such as "algorithm.beta=0.1".
     """
     path = Path(path)
+    if path.exists():
+        check_file(path, LARGEST_FILE)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -67,16 +73,20 @@ def read(path: Path | str, settings: Iterable[str | Setting] = ()) -> Experiment
             experiment = runpy.run_path(str(path)).get("experiment")
         except ValidationError as error:
             raise InvalidInput(_explain(error, {}, Origin(str(path)))) from None
+        except InvalidInput:
+            raise
+        except Exception as error:
+            raise InvalidInput(f"{path} failed: {type(error).__name__}: {first_line(error)}") from error
         if not isinstance(experiment, Experiment):
             raise InvalidInput(f"{path} must set `experiment = ud.Experiment(...)`")
         return with_settings(experiment, settings)
     try:
         words = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path} is not TOML: {error}") from error
-    if "use" in words:
-        files = [words["use"]] if isinstance(words["use"], str) else words["use"]
-        words["use"] = [str((path.parent / str(file)).resolve()) for file in files]
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
+        raise InvalidInput(f"{path} is not TOML: {shortened(first_line(error))}") from error
+    use = words.get("use")
+    if isinstance(use, (str, list)):
+        words["use"] = [os.path.abspath(path.parent / str(file)) for file in ([use] if isinstance(use, str) else use)]
     changed = change(words, settings)
     return from_dict(resolve_paths(words, path.parent), Origin(str(path), text, changed))
 
@@ -99,11 +109,11 @@ def from_dict(words: Mapping[str, Any], origin: Origin = IN_PYTHON) -> Experimen
     try:
         return Experiment(**words)
     except ValidationError as error:
-        raise InvalidInput(_explain(error, words, origin)) from None
+        raise InvalidInput(shortened(_explain(error, words, origin))) from None
     except InvalidInput as error:
-        raise InvalidInput(f"{place}{error}") from None
-    except (TypeError, AttributeError, OverflowError) as error:  # of something that was named
-        raise InvalidInput(f"{place}these words do not fit together ({error})") from error
+        raise InvalidInput(shortened(f"{place}{error}")) from None
+    except (TypeError, AttributeError, OverflowError, RecursionError) as error:  # of something that was named
+        raise InvalidInput(shortened(f"{place}these words do not fit together ({first_line(error)})")) from error
 
 
 def to_dict(experiment: Experiment) -> dict[str, Any]:
@@ -159,9 +169,7 @@ def parse_setting(setting: str) -> Setting:
     """A setting such as "algorithm.beta=0.1"; a label with dots or signs is quoted."""
     found = SETTING.fullmatch(setting.strip())
     if not found or not all(_split(found[1])):
-        raise InvalidInput(
-            f"a setting is written key=value, e.g. algorithm.beta=0.1; got {setting!r}"
-        )
+        raise InvalidInput(f"a setting is written key=value, e.g. algorithm.beta=0.1; got {setting!r}")
     return Setting(tuple(_split(found[1])), value_of(found[2].strip()), f"--set {setting}")
 
 
@@ -169,7 +177,7 @@ def value_of(text: str) -> Any:
     """A value as TOML has it; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -183,15 +191,13 @@ def _explain(error: ValidationError, words: Mapping[str, Any], origin: Origin) -
     if problem["type"] == "extra_forbidden":
         kind = f"key of [{'.'.join(path[:-1])}]:" if path[1:] else "key"
         message = str(unknown(kind, path[-1], _allowed(path)))
+        path = next((list(s.key) for s in origin.settings if s.key[: len(path)] == tuple(path)), path)
     else:
         cause = problem.get("ctx", {}).get("error")
         if cause is None:
             alternatives = [problem, *(other for other in others if _path(other) == path)]
-            allowed = " or ".join(dict.fromkeys(each["msg"] for each in alternatives))
-            allowed = allowed.replace(" or Input should be", " or")
-            allowed = re.sub(r"valid dictionary or instance of \w+", "section", allowed)
-            message = f"{allowed}, got {problem['input']!r}"
-            message = f"{'.'.join(path)}: {message}" if path else message
+            allowed = " or ".join(dict.fromkeys(map(_what_is_allowed, alternatives)))
+            message = f"{'.'.join(path) or 'an experiment'} must be {allowed}, got {problem['input']!r}"
         else:
             message = str(cause)
             section = ".".join(path[: 2 if path[:1] == ["algorithms"] else 1])
@@ -205,6 +211,36 @@ def _explain(error: ValidationError, words: Mapping[str, Any], origin: Origin) -
     more = len({tuple(_path(other)) for other in others} - {tuple(_path(problem))})
     rest = f" (and {more} more)" if more else ""
     return f"{place}: {message}{rest}" if place else message + rest
+
+
+# What may stand where pydantic found something else, by the type of its error.
+ALLOWED = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a word",
+    "list_type": "a list in brackets",
+    "dict_type": "a section of keys and values",
+    "model_type": "a section of keys and values",
+    "literal_error": "{expected}",
+    "byte_size": "a size, such as 2GB",
+    "byte_size_unit": "a size, such as 2GB",
+    "too_short": "a list of at least {min_length}",
+    "missing": "given",
+}
+
+
+def _what_is_allowed(problem: Any) -> str:
+    """In our words, not pydantic's."""
+    if problem["type"] in ALLOWED:
+        return ALLOWED[problem["type"]].format(**problem.get("ctx", {}))
+    return problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _narrow(path: list[str], words: Any, message: str) -> list[str]:
@@ -258,10 +294,11 @@ def _line_of(text: str, path: Sequence[str]) -> int | None:
     table: list[str] = []
     best = (0, 0)  # how much of the path it has, line
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[+([^\]]+)\]", line):
-            table = found = _split(header[1])
-        elif key := re.match(r"\s*([\w.\"' -]+?)\s*=", line):
-            found = [*table, *_split(key[1])]
+        before, sign, _ = line.strip().partition("=")
+        if line.lstrip().startswith("["):
+            table = found = _split(line.strip().lstrip("[").partition("]")[0])
+        elif sign and KEY.fullmatch(before):
+            found = [*table, *_split(before)]
         else:
             continue
         if found == list(path[: len(found)]) and len(found) > best[0]:
@@ -270,7 +307,7 @@ def _line_of(text: str, path: Sequence[str]) -> int | None:
 
 
 def _split(dotted: str) -> list[str]:
-    return [
-        word.strip().strip("\"'")
-        for word in re.split(r"\.(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", dotted)
-    ]
+    """The parts of a key; dots within quotes are none."""
+    parts = dotted.split('"')
+    parts[::2] = [outside.replace(".", "\0") for outside in parts[::2]]
+    return [word.strip().strip("\"'") for word in '"'.join(parts).split("\0")]

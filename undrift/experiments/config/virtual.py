@@ -58,9 +58,11 @@ def _availability(given: Any) -> Any:
 
 
 class ServerSection(Named):
-    """When the server steps: `kind` is synchronous, deadline (seconds, minimum) or buffer (size, concurrency)."""
+    """When the server steps: `kind` is synchronous, deadline (seconds, minimum) or buffer (size, concurrency, max_staleness)."""
 
-    kind: Literal["synchronous", "deadline", "buffer"] = Field(default="synchronous")
+    kind: Literal["synchronous", "deadline", "buffer"] = Field(
+        default="synchronous", description="When the server steps"
+    )
 
     def make(self) -> ServerPolicy:
         return build_method(self.kind, SERVERS[self.kind], self.parameters)
@@ -84,7 +86,8 @@ def _value(name: str, given: Any) -> Any:
 
 def resolve_paths(words: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Words of an experiment file with the path of a trace taken from where the file is."""
-    trace = words.get("population", {}).get("availability", {})
+    population = words.get("population")
+    trace = population.get("availability") if isinstance(population, dict) else None
     if isinstance(trace, dict) and "path" in trace:
         trace["path"] = str((folder / str(trace["path"])).resolve())
     return words

@@ -1,74 +1,95 @@
-"""The claims of a paper, measured in runs seed by seed and checked against a bound."""
+"""What a paper claims, measured in runs seed by seed, and whether it holds."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import Section
-from undrift.experiments.recipes.recipe import explain_error
-from undrift.experiments.report.load import Method, RunRecord, load_runs
-from undrift.experiments.report.stats import (
-    default_last,
-    final_quality,
-    finite,
-    rounds_to_reach,
-)
-from undrift.experiments.runs.files import read_json, write_json
-from undrift.metrics.quality import spread
+from undrift.experiments.report.costs import rounds_to_reach
+from undrift.experiments.report.curves import finite
+from undrift.experiments.report.load import Method, RunRecord
+from undrift.experiments.report.stats import final_quality
+from undrift.metrics.quality import higher_is_better, spread
 
+MINUS = " - "  # between the two terms of a difference
+DEVIATIONS = 2  # how many standard deviations a number may be from the published one
 
-class Measured(Section):
-    """What was measured; None is a target that was never reached."""
-
-    by_seed: list[float | None]
-    mean: float | None
-    std: float | None
+Measure = Literal["final", "best", "rounds", "bytes", "virtual seconds", "number"]
+OF_QUALITY: tuple[Measure, ...] = ("final", "best")
+BySeed = Mapping[int, float]
 
 
 class Claim(Section):
-    """One claim.
+    """One claim, about numbers "run/method" that are measured in runs, or about those that a function returned.
 
-    published     what the paper says, in words or as a number
-    measure       "final" quality, or "rounds" or "virtual seconds" to the target
-    of, against   the methods of two runs, as "run/method"; by: their "difference" or "ratio"; `of` alone without `against`
-    above, below  the bound that the number must keep for the claim to hold
-    tolerance     how far the mean on another machine may be from ours, what was measured when the recipe was recorded
+    claim, published, source   what is claimed, what was printed and where, in words
+    metric, measure            of a run: its "final" quality, that of its "best" round, or the rounds, bytes or virtual
+                               seconds to a target: a quality, or a "run/method" whose final quality is meant;
+                               "number": what a function returned
+    and one of three forms, in which a term is a "run/method" or the difference "run/a - run/b" of two:
+    of, against                one term, or the difference or ratio (`by`) of two, `above` or `below` a bound
+    order                      terms of which each is larger than the one before, by more than `above` (0)
+    of, equals                 a term that is as published: within `within` of it and, where it was printed with a
+                               standard deviation (`spread`), two standard deviations of the difference more
+    why                        a line on a claim that does not hold
     """
 
     claim: str
     published: str
-    metric: str = Field("accuracy", validation_alias=AliasChoices("metric", "figure"))
-    measure: Literal["final", "rounds", "virtual seconds"] = "final"
-    target: float | None = None
-    of: str
+    source: str = ""
+    metric: str = "accuracy"
+    measure: Measure = "final"
+    target: float | str | None = None
+    of: str | None = None
     against: str | None = None
     by: Literal["difference", "ratio"] = "difference"
+    order: list[str] = []
     above: float | None = None
     below: float | None = None
-    tolerance: float = Field(ge=0)
-    ours: Measured | None = None
+    equals: float | None = None
+    within: float | None = Field(default=None, ge=0)
+    spread: float | None = Field(default=None, ge=0)
+    why: str = ""
 
     @model_validator(mode="after")
     def _check(self) -> "Claim":
-        if (self.above is None) == (self.below is None):
-            raise InvalidInput(f"{self.claim!r}: give one bound, above or below")
-        if (self.measure == "final") != (self.target is None):
-            raise InvalidInput(f"{self.claim!r}: a target belongs to rounds and virtual seconds")
+        def refuse(what: str) -> None:
+            raise InvalidInput(f"{self.claim!r}: {what}")
+
+        if (self.of is None) == (not self.order):
+            refuse("it is about one term, `of`, or about several in `order`")
+        if self.order and (len(self.order) < 2 or self.against or self.below is not None or self.equals is not None):
+            refuse("`order` has two terms or more, and no bound but `above`")
+        bounds = [self.above, self.below, self.equals]
+        if not self.order and sum(bound is not None for bound in bounds) != 1:
+            refuse("give one bound: above, below or equals")
+        if (self.equals is not None) != (self.within is not None or self.spread is not None):
+            refuse("`equals` needs `within` or `spread`, and they belong to it")
+        if (self.measure in (*OF_QUALITY, "number")) != (self.target is None):
+            refuse("a target belongs to rounds, bytes and virtual seconds")
         return self
 
-    def holds_for(self, value: float) -> bool:
-        """Whether a number keeps the bound."""
-        return value > self.above if self.above is not None else value < (self.below or 0.0)
+    @property
+    def terms(self) -> list[str]:
+        """What is measured: every "run/method", that of the target too."""
+        named = [*self.order, *([self.of] if self.of else []), *([self.against] if self.against else [])]
+        target = [self.target] if isinstance(self.target, str) else []
+        return [*(label for term in named for label in term.split(MINUS)), *target]
+
+    @property
+    def in_points(self) -> bool:
+        """Whether what is measured is a difference of accuracies, told in percentage points."""
+        of_quality = self.measure in OF_QUALITY and "accuracy" in self.metric
+        return of_quality and (bool(self.order) or (self.against is not None and self.by == "difference"))
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim and what was measured, infinite where a target was never reached."""
+    """A claim and what was measured: a number per seed, infinite where a target was never reached."""
 
     claim: Claim
     by_seed: tuple[float, ...]
@@ -78,86 +99,120 @@ class ClaimResult:
         return sum(self.by_seed) / len(self.by_seed)
 
     @property
+    def std(self) -> float | None:
+        """Over seeds; None for a single one, or if the mean is not finite."""
+        return spread(self.by_seed) if math.isfinite(self.mean) else None
+
+    @property
     def holds(self) -> str:
-        """Whether every seed keeps the bound: "yes", "in the mean" if only their mean does, or "no"."""
-        if all(map(self.claim.holds_for, self.by_seed)):
+        """Whether every seed keeps the bound: "yes", "in the mean" if only their mean does, or "no".
+
+        A number is as published, or not, in the mean.
+        """
+        claim, low, high = self.claim, -math.inf, math.inf
+        if claim.equals is not None:
+            return "yes" if abs(self.mean - claim.equals) <= self._allowed else "no"
+        low = 0.0 if claim.order and claim.above is None else low if claim.above is None else claim.above
+        high = high if claim.below is None else claim.below
+        if all(low < value < high for value in self.by_seed):
             return "yes"
-        return "in the mean" if self.claim.holds_for(self.mean) else "no"
+        return "in the mean" if low < self.mean < high else "no"
 
     @property
-    def as_recorded(self) -> bool | None:
-        """Whether it is what was recorded, within the tolerance; None if nothing was."""
-        ours, mean = self.claim.ours, finite(self.mean)
-        if ours is None:
-            return None
-        if ours.mean is None or mean is None:
-            return ours.mean is mean
-        return abs(mean - ours.mean) <= self.claim.tolerance
-
-    @property
-    def measured(self) -> Measured:
-        mean = finite(self.mean)
-        std = None if mean is None else spread(self.by_seed)
-        return Measured(by_seed=[finite(value) for value in self.by_seed], mean=mean, std=std)
+    def _allowed(self) -> float:
+        within, spread = self.claim.within or 0.0, self.claim.spread
+        return within if spread is None else within + DEVIATIONS * math.hypot(spread, self.std or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """As claims.json holds it."""
-        claim, measured = self.claim.model_dump(exclude_none=True), self.measured.model_dump()
-        return claim | measured | {"holds": self.holds, "as_recorded": self.as_recorded}
+        """As JSON holds it; None is what is not finite."""
+        numbers = {"by_seed": [finite(value) for value in self.by_seed], "mean": finite(self.mean), "std": self.std}
+        return {"claim": self.claim.claim, **numbers, "holds": self.holds}
 
 
-def read_claims(path: Path) -> list[Claim]:
-    """Read the claims of an expected.json."""
-    try:
-        return TypeAdapter(list[Claim]).validate_python(read_json(path))
-    except ValidationError as error:
-        raise explain_error(path, error) from None
+@dataclass(frozen=True)
+class Measurements:
+    """What claims are about: methods of experiments, and numbers of functions, both by "run/label"."""
+
+    methods: Mapping[str, Method]
+    numbers: Mapping[str, BySeed]
 
 
-def record_results(path: Path, results: Sequence[ClaimResult]) -> None:
-    """Write what was measured into an expected.json."""
-    claims = [each.claim.model_copy(update={"ours": each.measured}) for each in results]
-    write_json(path, [claim.model_dump(exclude_none=True) for claim in claims])
+def check_claims(claims: Sequence[Claim], measured: Measurements) -> list[ClaimResult]:
+    """Measure every claim."""
+    return [ClaimResult(claim, _measure(claim, measured)) for claim in claims]
 
 
-def check_claims(claims: Sequence[Claim], runs: Mapping[str, Path]) -> list[ClaimResult]:
-    """Measure every claim in the directories of these runs."""
-    methods = {
-        f"{name}/{method.label}": method
-        for name, path in runs.items()
-        for method in load_runs([path]).methods
-    }
-    return [ClaimResult(claim, _measure(claim, methods)) for claim in claims]
-
-
-def _measure(claim: Claim, methods: Mapping[str, Method]) -> tuple[float, ...]:
+def _measure(claim: Claim, measured: Measurements) -> tuple[float, ...]:
     """A number for every seed."""
-    values = _measure_seeds(claim, claim.of, methods)
+    if claim.order:
+        terms = [_term(claim, term, measured) for term in claim.order]
+        _check_paired(claim, terms)
+        steps = [[b[seed] - a[seed] for a, b in zip(terms, terms[1:], strict=False)] for seed in terms[0]]
+        return tuple(min(each) for each in steps)
+    assert claim.of is not None
+    values = _term(claim, claim.of, measured)
     if claim.against is None:
         return tuple(values.values())
-    others = _measure_seeds(claim, claim.against, methods)
-    if set(values) != set(others):
-        raise InvalidInput(f"{claim.of} and {claim.against} have different seeds")
+    others = _term(claim, claim.against, measured)
+    _check_paired(claim, [values, others])
     pairs = [(value, others[seed]) for seed, value in values.items()]
     if claim.by == "difference":
         return tuple(a - b for a, b in pairs)
     return tuple(math.nan if math.isinf(a) and math.isinf(b) else a / b for a, b in pairs)
 
 
-def _measure_seeds(claim: Claim, label: str, methods: Mapping[str, Method]) -> dict[int, float]:
-    if label not in methods:
-        raise unknown("method of a run:", label, methods)
-    runs = methods[label].runs
-    return {run.seed: _measure_run(claim, run, default_last(runs)) for run in runs}
+def _check_paired(claim: Claim, terms: Sequence[BySeed]) -> None:
+    if any(set(term) != set(terms[0]) for term in terms):
+        raise InvalidInput(f"{claim.claim!r}: its terms have different seeds, so they cannot be paired")
 
 
-def _measure_run(claim: Claim, run: RunRecord, last: int) -> float:
-    if claim.target is None:
-        return final_quality(run, claim.metric, last)
-    rounds = rounds_to_reach(run, claim.metric, claim.target)
+def _term(claim: Claim, term: str, measured: Measurements) -> BySeed:
+    first, *rest = (_label(claim, label, measured) for label in term.split(MINUS))
+    for other in rest:
+        _check_paired(claim, [first, other])
+        first = {seed: value - other[seed] for seed, value in first.items()}
+    return first
+
+
+def _label(claim: Claim, label: str, measured: Measurements) -> BySeed:
+    known = measured.numbers if claim.measure == "number" else measured.methods
+    if label not in known:
+        kind = "number of a function" if claim.measure == "number" else "method of a run"
+        raise unknown(f"{kind}, in claim {claim.claim!r}:", label, known)
+    if claim.measure == "number":
+        return measured.numbers[label]
+    runs = measured.methods[label].runs
+    if claim.measure == "final":
+        return {run.seed: final_quality(run, claim.metric, last=None) for run in runs}
+    if claim.measure == "best":
+        return {run.seed: _best_quality(run, claim.metric) for run in runs}
+    return {run.seed: _cost(claim, run, _target(claim, measured)) for run in runs}
+
+
+def _best_quality(run: RunRecord, metric: str) -> float:
+    if metric not in run.metrics or not run.evaluated.any():
+        return math.nan
+    values = run.metrics[metric][run.evaluated]
+    return float(values.max() if higher_is_better(metric) else values.min())
+
+
+def _target(claim: Claim, measured: Measurements) -> float:
+    if not isinstance(claim.target, str):
+        assert claim.target is not None
+        return claim.target
+    finals = _label(claim.model_copy(update={"measure": "final"}), claim.target, measured)
+    return sum(finals.values()) / len(finals)
+
+
+def _cost(claim: Claim, run: RunRecord, target: float) -> float:
+    """What a run spent until it reached the target, infinite if it never did."""
+    rounds = rounds_to_reach(run, claim.metric, target)
     if rounds is None or claim.measure == "rounds":
         return math.inf if rounds is None else float(rounds)
-    clock = finite(run.virtual[rounds - 1])
+    at = int((run.round == rounds).argmax())
+    if claim.measure == "bytes":
+        return float(run.bytes[at])
+    clock = finite(run.virtual[at])
     if clock is None:
         raise InvalidInput(f"{run.name} has no virtual clock: {claim.claim!r} needs one")
     return clock

@@ -1,23 +1,29 @@
 """What a recipe says, and where recipes are."""
 
+import hashlib
+import json
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from runpy import run_path
+from typing import Any, cast
 
 from pydantic import Field, ValidationError, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import Section, Whole
+from undrift.experiments.recipes.claims import Claim
 
-RECIPE, EXPECTED = "recipe.toml", "expected.json"
+RECIPE = "recipe.toml"
 FOLDER = "recipes"
 
 
 class RecipeSearch(Section):
     """A sweep: an experiment file, a space (a file beside it, or a known name), trials of every method.
 
-    `methods` are those of the experiment that are searched, all if not given.  `take` has settings whose values an earlier
-    search has chosen: {"local.lr" = "name of the search"}.
+    `methods` are those of the experiment that are searched, all if not given.  `set` changes settings of the experiment,
+    {"participation.per_round" = 5}; `take` those whose values an earlier search has chosen: {"local.lr" = "its name"}.
     """
 
     name: str
@@ -28,33 +34,42 @@ class RecipeSearch(Section):
     seeds: Whole = Field(default=1, ge=1)
     sampler: str = "grid"
     held_out: float = 0.1  # the part of every client's training data
+    set: dict[str, Any] = {}
     take: dict[str, str] = {}
 
 
 class RecipeRun(Section):
-    """Runs that claims are about: an experiment file, or the best of a search, with all of its seeds."""
+    """What claims are about: an experiment file or the best of a search, with all of its seeds; or a function.
+
+    `function` is "file.py:name", a function of `quick` (whether a coarse answer will do) that returns numbers by label, each a
+    list with one per seed.
+    """
 
     name: str
     experiment: str | None = None
     best: str | None = None
+    function: str | None = None
+    set: dict[str, Any] = {}
     take: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _check(self) -> "RecipeRun":
-        if (self.experiment is None) == (self.best is None):
+        if sum(each is not None for each in (self.experiment, self.best, self.function)) != 1:
             raise InvalidInput(
-                f"run {self.name!r}: give an experiment file, or best = the name of a search"
+                f"run {self.name!r}: give an experiment file, or best = the name of a search, or function = 'file.py:name'"
             )
         return self
 
 
 class Recipe(Section):
-    """A recipe; `about` is a line for lists."""
+    """A recipe; `about` is a line for lists, `quick` has settings under which its experiments take seconds."""
 
     about: str
     paper: str
+    quick: dict[str, Any] = {}
     search: list[RecipeSearch] = []
     run: list[RecipeRun] = Field(min_length=1)
+    claim: list[Claim] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
@@ -67,7 +82,19 @@ class Recipe(Section):
         for names in (searches, [run.name for run in self.run]):
             if len(set(names)) < len(names):
                 raise InvalidInput(f"two parts have the same name: {', '.join(sorted(names))}")
+        for claim in self.claim:
+            for term in claim.terms:
+                if term.partition("/")[0] not in [run.name for run in self.run]:
+                    raise unknown(f"run in claim {claim.claim!r}:", term.partition("/")[0], [r.name for r in self.run])
         return self
+
+    @property
+    def files(self) -> list[str]:
+        """The files beside it that it names, but for experiments' own."""
+        named = [part.experiment for part in (*self.search, *self.run) if part.experiment]
+        named += [search.space for search in self.search if search.space.endswith(".toml")]
+        named += [run.function.partition(":")[0] for run in self.run if run.function]
+        return sorted(set(named))
 
 
 def _check_known(names: Iterable[str], searches: Sequence[str]) -> None:
@@ -85,12 +112,31 @@ def read_recipe(folder: Path) -> Recipe:
         raise InvalidInput(f"{path} cannot be read: {error}") from None
     except ValidationError as error:
         raise explain_error(path, error) from None
-    files = [part.experiment for part in (*recipe.search, *recipe.run) if part.experiment]
-    files += [search.space for search in recipe.search if search.space.endswith(".toml")]
-    for name in [*files, EXPECTED]:
+    for name in recipe.files:
         if not (folder / name).exists():
             raise InvalidInput(f"{path} needs {name}, which is not beside it")
     return recipe
+
+
+def settings_digest(folder: Path, recipe: Recipe) -> str:
+    """A digest of all that decides what comes out: searches, runs, and the files that they name."""
+    parts = recipe.model_dump(include={"search", "run"})
+    text = json.dumps(parts, sort_keys=True).encode()
+    return hashlib.sha256(b"\0".join([text, *((folder / name).read_bytes() for name in recipe.files)])).hexdigest()
+
+
+@cache
+def _namespace(path: Path) -> dict[str, Any]:
+    return run_path(str(path))
+
+
+def function_of(folder: Path, name: str) -> Callable[[bool], Mapping[str, Sequence[float]]]:
+    """The function "file.py:name" of a recipe."""
+    file, _, function = name.partition(":")
+    found = _namespace(folder / file).get(function)
+    if not callable(found):
+        raise InvalidInput(f"{folder / file} has no function {function!r}, which {RECIPE} names")
+    return cast(Any, found)
 
 
 def explain_error(path: Path, error: ValidationError) -> InvalidInput:
@@ -101,8 +147,9 @@ def explain_error(path: Path, error: ValidationError) -> InvalidInput:
 
 
 def recipe_folders() -> list[Path]:
-    """Where recipes may be: here, or in the clone that the package is run from."""
-    return list(dict.fromkeys([Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER]))
+    """Where recipes may be: here, in the clone that the package is run from, or installed with it."""
+    package = Path(__file__).parents[2]
+    return list(dict.fromkeys([Path.cwd() / FOLDER, package.parent / FOLDER, package / FOLDER]))
 
 
 def list_recipes(places: Sequence[Path] | None = None) -> dict[str, Path]:
@@ -119,10 +166,7 @@ def find_recipe(name: str, places: Sequence[Path] | None = None) -> Path:
     recipes = list_recipes(places)
     if not recipes:
         looked = " and ".join(str(place) for place in places or recipe_folders())
-        raise InvalidInput(
-            f"there are no recipes in {looked}: they come with a clone of the project, not with the installed package; "
-            "call it from there, or give the path of a recipe's folder"
-        )
+        raise InvalidInput(f"there are no recipes in {looked}: give the path of a recipe's folder")
     if name not in recipes:
         raise unknown("recipe", name, sorted(recipes))
     return recipes[name]

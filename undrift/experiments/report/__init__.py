@@ -3,8 +3,11 @@
 Each module imports only those above it:
 
     load     run directories -> frozen records
-    stats    every number, defined once: final quality, curves, costs; the summary, one row per method
+    curves   means over seeds, round by round
+    costs    what a quality costs, each cost defined once
+    stats    final quality, local steps; the summary, one row per method
     format   numbers and lists as people read them
+    references   training without a federation beside the methods, and every client's own metrics
     text     sentences; a new one is a function in ANSWER or NOTES
     tables   tables of the page and the terminal, CSV files; a new column is an entry in `list_columns`
     plots    curves.png and the data of the page's plots; a new axis is an entry in AXES, a new plot one in CHARTS

@@ -89,6 +89,15 @@ def format_change(change: float) -> str:
     return f"{'−' if change < 0 else '+'}{abs(100 * change):.1f} %"
 
 
+def format_rough_change(change: float) -> str:
+    """Of times that were measured once, on a machine that may have done other things as well.
+
+    >>> format_rough_change(-0.394), format_rough_change(0.03)
+    ('−39 %', '±0 %')
+    """
+    return "±0 %" if abs(change) < 0.05 else f"{'−' if change < 0 else '+'}{abs(100 * change):.0f} %"
+
+
 def format_settings(value: Any) -> str:
     """Settings of an experiment on one line.
 

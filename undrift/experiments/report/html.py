@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from undrift.experiments.report.format import (
-    format_change,
     format_metric,
     format_settings,
     keep_units,
@@ -22,11 +21,18 @@ from undrift.experiments.report.format import (
 )
 from undrift.experiments.report.load import Records
 from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
-from undrift.experiments.report.stats import MethodSummary, Summary
-from undrift.experiments.report.tables import Column, list_columns
-from undrift.experiments.report.text import spell, write_remarks
+from undrift.experiments.report.references import client_table, list_references
+from undrift.experiments.report.stats import MethodSummary, Summary, local_steps
+from undrift.experiments.report.tables import SECONDS, Column, list_columns
+from undrift.experiments.report.text import spell, write_last, write_remarks, write_span
 
-DEFAULTS = {"decay": 1.0, "momentum": 0.0, "weight_decay": 0.0}  # settings not worth mentioning
+DEFAULTS = {
+    "decay": 1.0,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "replacement": False,
+    "optimiser": "sgd",
+}  # settings not worth mentioning
 
 
 def render_page(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()) -> str:
@@ -46,6 +52,8 @@ def render_page(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] 
         time_rows=[row for row in s.rows if row.timing],
         styles=assign_styles([row.label for row in s.rows], s.baseline),
         dashes=DASHES,
+        references=list_references(s),
+        client_table=client_table(s),
         federations=list_federations(records),
         charts=data["charts"],
         picture=base64.b64encode(picture).decode(),
@@ -61,13 +69,13 @@ def render_page(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] 
 def _load_template() -> Any:
     from jinja2 import Environment, StrictUndefined  # here, because only pages need it
 
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"count": "{:,}".format, "keep_units": keep_units}
     environment.filters |= {"settings_line": _write_settings}
+    environment.globals |= {"spell": spell}
     environment.globals |= {"spans": _group_spans, "largest": _largest_value}
-    environment.globals |= {"format_change": format_change, "write_remarks": write_remarks}
+    environment.globals |= {"write_remarks": write_remarks}
+    environment.globals |= {"write_last": write_last, "seconds_shown": f"{SECONDS:g}"}
     return environment.from_string(_read("page.html"))
 
 
@@ -117,6 +125,20 @@ def _write_title(records: Records) -> str:
     return f"{methods} on {', '.join(data)}"
 
 
+def _local_work(records: Records) -> Iterator[str]:
+    """The local steps of a client in a round, if all methods make as many."""
+    spans = {local_steps(run) for run in records.runs}
+    if len(spans) == 1 and (steps := spans.pop()) is not None:
+        yield f"{write_span(steps)} local step{'s' * (steps != (1, 1, 1))} per round"
+
+
+def _engines(records: Records) -> Iterator[str]:
+    """What computed the rounds."""
+    named = dict.fromkeys(run.engine["name"] if isinstance(run.engine, dict) else run.engine for run in records.runs)
+    if any(named):
+        yield f"engine {', '.join(filter(None, named))}"
+
+
 def _list_facts(records: Records) -> list[str]:
     """The setting in a few words, where all experiments share it."""
     settings = records.experiments[0].settings
@@ -134,5 +156,7 @@ def _list_facts(records: Records) -> list[str]:
         plural(rounds.pop(), "round") if len(rounds) == 1 else "",
         plural(len(seeds), "seed"),
         plural(about["parameters"], "parameter") if about else "",
+        *_local_work(records),
+        *_engines(records),
     ]
     return [fact for fact in facts if fact]

@@ -1,5 +1,7 @@
 """Read run directories into frozen records.  Nothing of an experiment is built or run."""
 
+import json
+import math
 import tomllib
 from bisect import bisect_left
 from collections import Counter
@@ -21,7 +23,8 @@ from undrift.experiments.runs.directory import (
     metrics_in,
     runs_below,
 )
-from undrift.experiments.runs.files import read_json, read_lines
+from undrift.experiments.runs.files import read_json
+from undrift.experiments.runs.references import ABOUT
 
 VIRTUAL = "virtual_seconds"  # the virtual clock after a round, in metrics.jsonl
 MAX_CLIENTS, MIN_VISITS, MIN_STEPS = 25, 60, 3  # of a timeline
@@ -100,6 +103,9 @@ class RunRecord:
     finished: bool
     stopped: str | None  # why it stopped early
     federation: Mapping[str, Any]
+    local: Mapping[str, Any]  # the settings of local training
+    engine: Any  # by name, or with settings
+    reference: Mapping[str, Any] | None = None  # of training without a federation: kind, gradients, whose model
 
     @property
     def recorded(self) -> int:
@@ -150,10 +156,18 @@ class Records:
     experiments: tuple[ExperimentRecord, ...]
     methods: tuple[Method, ...]
     not_evaluated: tuple[RunRecord, ...]  # started, but without an evaluated round
+    references: tuple[Method, ...] = ()  # training without a federation
 
     @property
     def runs(self) -> list[RunRecord]:
         return [run for method in self.methods for run in method.runs]
+
+    @cached_property
+    def data(self) -> list[str]:
+        """The data that runs are on; only runs on the same can be ranked."""
+        begun = [run for run in self.runs if run.federation] or self.runs
+        named = ((run.experiment.settings.get("data"), run.federation.get("checksums")) for run in begun)
+        return list(dict.fromkeys(json.dumps(each, sort_keys=True, default=str) for each in named))
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -168,9 +182,7 @@ def load_runs(paths: Sequence[Path]) -> Records:
     for path in map(Path, paths):
         below = {directory.path.resolve(): directory for directory in runs_below(path)}
         if not below:
-            raise InvalidInput(
-                f"no run in {path}: give directories that `undrift run` or `undrift compare` wrote"
-            )
+            raise InvalidInput(f"no run in {path}: give directories that `undrift run` or `undrift compare` wrote")
         directories |= below
     given = [Path(path).resolve() for path in paths]
     experiments: dict[Path, ExperimentRecord] = {}
@@ -182,15 +194,25 @@ def load_runs(paths: Sequence[Path]) -> Records:
             whole = any(root.is_relative_to(each) for each in given)
             experiments[root] = _load_experiment(path, whole)
         runs.append(_load_run(directory, experiments[root]))
-    runs = _distinguish_labels(runs)
+    return group_runs(_distinguish_labels(runs), tuple(experiments.values()), paths)
+
+
+def group_runs(
+    runs: Sequence[RunRecord], experiments: tuple[ExperimentRecord, ...], paths: Sequence[Path | str]
+) -> Records:
+    """Runs by method, those without an evaluated round apart; raises InvalidInput if there is no other."""
     if not any(run.evaluated.any() for run in runs):
         raise InvalidInput(
             f"nothing is recorded yet in {', '.join(str(path) for path in paths)}: "
             "wait for the first evaluated round, or continue with `undrift resume`"
         )
-    methods = _group_by_label([run for run in runs if run.evaluated.any()])
+    evaluated = [run for run in runs if run.evaluated.any()]
+    methods = _group_by_label([run for run in evaluated if run.reference is None])
+    references = _group_by_label([run for run in evaluated if run.reference is not None])
+    if not methods:
+        raise InvalidInput("references are shown beside methods: give the directory of the comparison")
     not_evaluated = tuple(run for run in runs if not run.evaluated.any())
-    return Records(tuple(experiments.values()), methods, not_evaluated)
+    return Records(experiments, methods, not_evaluated, references)
 
 
 def _list_labels(settings: Mapping[str, Any]) -> list[str]:
@@ -207,7 +229,7 @@ def _experiment_root(run: Path) -> Path:
 
 def _load_experiment(path: Path, whole: bool) -> ExperimentRecord:
     directory = RunDirectory(path)
-    text = directory.experiment_text
+    text = directory.recorded_text
     try:  # only parsed: a report works without the files that define a custom method
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -215,30 +237,26 @@ def _load_experiment(path: Path, whole: bool) -> ExperimentRecord:
     labels = _list_labels(settings)
     expected = product(labels, settings.get("seeds", [])) if whole and not directory.is_run else ()
     not_started = [
-        f"{label} (seed {seed})"
-        for label, seed in expected
-        if not RunDirectory(path / label / f"seed-{seed}").is_run
+        f"{label} (seed {seed})" for label, seed in expected if not RunDirectory(path / label / f"seed-{seed}").is_run
     ]
     return ExperimentRecord(path, text, settings, directory.manifest(), labels, not_started)
 
 
 def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecord:
     try:
-        settings = tomllib.loads(directory.experiment_text)
-        (seed,), (label,), planned = settings["seeds"], _list_labels(settings), settings["rounds"]
+        settings = tomllib.loads(directory.recorded_text)
+        (seed,), (label,), planned = (
+            settings["seeds"],
+            _list_labels(settings) or settings["reference"],
+            settings["rounds"],
+        )
     except (KeyError, ValueError) as error:  # a TOMLDecodeError is a ValueError
-        raise InvalidInput(
-            f"{directory.path / EXPERIMENT} does not describe a single run ({error!r})"
-        ) from error
+        raise InvalidInput(f"{directory.path / EXPERIMENT} does not describe a single run ({error!r})") from error
     method = label if experiment.path == directory.path else directory.path.parent.name
-    lines = directory.rounds()
-    metrics = [
-        {name: value for name, value in metrics_in(line).items() if isinstance(value, Number)}
-        for line in lines
-    ]
-    names = dict.fromkeys(name for each in metrics for name in each)
     federation, result = directory.path / FEDERATION, directory.result()
-    return RunRecord(
+    return build_record(
+        directory.rounds(),
+        directory.recorded(VISITS),
         path=directory.path,
         experiment=experiment,
         method=method,
@@ -246,6 +264,20 @@ def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecor
         seed=seed,
         planned=planned,
         every=settings.get("evaluation", {}).get("every", 1),
+        finished=result is not None,
+        stopped=result.get("stopped") if result else None,
+        federation=read_json(federation) if federation.exists() else {},
+        local=settings.get("local", {}),
+        engine=settings.get("engine", ""),
+        reference=_read_reference(directory.path, settings),
+    )
+
+
+def build_record(lines: Sequence[Line], visits: Sequence[Line], **about: Any) -> RunRecord:
+    """A run from the lines of its rounds and visits, as metrics.jsonl (with seconds) and visits.jsonl have them."""
+    metrics = [{name: value for name, value in metrics_in(line).items() if isinstance(value, Number)} for line in lines]
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return RunRecord(
         round=_column(lines, "round", int),
         metrics={name: _column(metrics, name) for name in names},
         evaluated=np.array([bool(each) for each in metrics], dtype=bool),
@@ -253,13 +285,18 @@ def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecor
         bytes_up=_column(lines, "bytes_up", int),
         seconds=_column(lines, "seconds"),
         virtual=_column(lines, VIRTUAL),
-        timing=read_timing(lines, list(read_lines(directory.path / VISITS))),
+        timing=read_timing(lines, visits),
         visits=sum(line.get("participants", 0) for line in lines),
         left_out=sum(len(line.get("left_out", ())) for line in lines),
-        finished=result is not None,
-        stopped=result.get("stopped") if result else None,
-        federation=read_json(federation) if federation.exists() else {},
+        **about,
     )
+
+
+def _read_reference(path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a reference says of itself; None of a method's run."""
+    if _list_labels(settings):
+        return None
+    return read_json(path / ABOUT) if (path / ABOUT).exists() else {}
 
 
 def _column(lines: Sequence[Line], name: str, dtype: type = float) -> np.ndarray:
@@ -312,8 +349,8 @@ def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | No
         "waited_seconds": sum(each["waited"] for each in rounds),
         "wasted_seconds": sum(each["wasted"] for each in rounds),
         "tau_eff": float(np.mean([each["tau_eff"] for each in rounds])),
-        "chi2": last["chi2"],
-        "chi2_steps": last["chi2_steps"],
+        "chi2": _or_infinite(last["chi2"]),
+        "chi2_steps": _or_infinite(last["chi2_steps"]),
     }
     return RunTiming(
         staleness=np.array([np.mean(each) if each else np.nan for each in staleness]),
@@ -321,6 +358,11 @@ def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | No
         totals=totals,
         timeline=build_timeline(lines, visits) if visits else None,
     )
+
+
+def _or_infinite(chi2: float | None) -> float:
+    """It is infinite as long as some client has not been used."""
+    return math.inf if chi2 is None else chi2
 
 
 def build_timeline(lines: Sequence[Line], visits: Sequence[Line]) -> Timeline:

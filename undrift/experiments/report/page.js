@@ -64,7 +64,7 @@
 
   function range(methods, metric) {
     const all = methods.flatMap((m) => Object.values(m.metrics[metric.name]).flatMap(finite));
-    const goals = metric.name === data.metric ? [data.target, data.quality].filter((v) => v !== null) : [];
+    const goals = metric.name === data.metric ? [data.target, data.quality, ...data.references.map((r) => r.value)].filter((v) => v !== null) : [];
     let low = Math.min(...all, ...goals), high = Math.max(...all, ...goals);
     if (!all.length) [low, high] = [0, 1];
     const possible = low > 0 && !metric.share;
@@ -140,10 +140,11 @@
 
   function goals(svg, margin, width, y, metric) {
     const marks = data.target === null ? [[data.quality, `${data.baseline}'s final`]] : [[data.target, "target"]];
-    for (const [value, name] of marks) {
+    marks.push(...data.references.map((r) => [r.value, r.label]));
+    for (const [i, [value, name]] of marks.entries()) {
       if (value === null) continue;
       svg.append(shape("line", { class: "goal", x1: margin.left, x2: width - margin.right, y1: y(value), y2: y(value) }));
-      svg.append(shape("text", { class: "halo", x: margin.left + 6, y: y(value) - 5 }, `${name} ${formatMetric(metric, value)}`));
+      svg.append(shape("text", { class: "halo", x: margin.left + 6 + 150 * i, y: y(value) - 5 }, `${name} ${formatMetric(metric, value)}`));
     }
   }
 
@@ -291,7 +292,8 @@
       return text === "" ? null : column && !Number.isNaN(Number(text)) ? Number(text) : text;
     };
     heads.forEach((head, column) => head.firstElementChild.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
+      const now = head.getAttribute("aria-sort"); // the first click puts the best first
+      const down = now === "none" ? head.dataset.best === "descending" : now === "ascending";
       heads.forEach((h) => h.setAttribute("aria-sort", "none"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       const rows = [...body.rows].map((row) => ({ row, key: keyed(row, column) }));
@@ -341,9 +343,40 @@
     place.replaceChildren(svg);
   }
 
+  // the metrics of the theory: small pictures, a line a method
+
+  function theory(place, { name, against, log, lines }) {
+    const width = place.clientWidth, height = 190, left = 52, right = 8, below = 34, top = 8;
+    const all = (key) => lines.flatMap((line) => line[key]);
+    const first = Math.min(...all("x")), last = Math.max(...all("x"));
+    const least = Math.min(...all("y")), most = Math.max(...all("y"));
+    const room = (most - least || Math.abs(most) || 1) * 0.06;
+    const low = log ? least / 1.15 : Math.max(least >= 0 ? 0 : -Infinity, least - room), high = log ? most * 1.15 : most + room;
+    const f = log ? Math.log : (v) => v;
+    const x = (v) => left + ((v - first) / (last - first || 1)) * (width - left - right);
+    const y = (v) => top + (1 - (f(v) - f(low)) / (f(high) - f(low))) * (height - below - top);
+    const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img",
+      "aria-label": `${spell(name)} against ${against}: ${lines.map((line) => line.label).join(", ")}` });
+    const marks = log ? logTicks(low, high) : ticks(low, high, 4), every = Math.ceil(marks.length / 6);
+    for (const v of marks.filter((_, i) => i % every === 0)) {
+      svg.append(shape("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) }));
+      svg.append(shape("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, formatMetric({}, v)));
+    }
+    for (const v of last > first ? ticks(first, last, 4).filter(Number.isInteger) : [first])
+      svg.append(shape("text", { x: x(v), y: height - below + 15, "text-anchor": "middle" }, v.toLocaleString("en")));
+    svg.append(shape("text", { x: left + (width - left - right) / 2, y: height - 3, "text-anchor": "middle" }, against));
+    for (const line of lines) {
+      const group = shape("g", { class: `method c${line.colour}` }, shape("title", {}, line.label));
+      if (line.x.length === 1) group.append(shape("circle", { class: "dot", cx: x(line.x[0]), cy: y(line.y[0]), r: 4 }));
+      else group.append(shape("path", { class: "curve", d: path(line.x, line.y, x, y, 0, line.x.length), "stroke-dasharray": data.dashes[line.dash] }));
+      svg.append(group);
+    }
+    place.replaceChildren(svg);
+  }
+
   // everything; a new plot is a function here, an entry in charts.py and a place in page.html
 
-  const CHARTS = { heat, sizes, ...timeCharts({ html, shape, ticks, digits, chooseUnit, format }, data.charts) };
+  const CHARTS = { heat, sizes, theory, ...timeCharts({ html, shape, ticks, digits, chooseUnit, format }, data.charts) };
   function drawAll() {
     if (!chart.clientWidth) return; // nothing has a place yet: the observer below calls again
     draw();

@@ -12,10 +12,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from undrift.experiments.report.curves import Curve, mean_curve
 from undrift.experiments.report.format import format_target, is_share
 from undrift.experiments.report.load import Records, RunRecord
-from undrift.experiments.report.stats import Curve, Summary, count_staleness, mean_curve
+from undrift.experiments.report.references import list_references
+from undrift.experiments.report.stats import Summary, count_staleness
 from undrift.experiments.report.text import spell
+from undrift.experiments.report.theory import theory_charts
 from undrift.metrics.quality import higher_is_better
 
 # the colours of Okabe and Ito, which the colour-blind can tell apart; the baseline is grey
@@ -67,9 +70,7 @@ def assign_styles(labels: Sequence[str], baseline: str) -> dict[str, Style]:
     """
     others = [label for label in labels if label != baseline] or list(labels)
     cycle = len(COLOURS) - 1
-    styles = {
-        label: Style(1 + i % cycle, i // cycle % len(DASHES)) for i, label in enumerate(others)
-    }
+    styles = {label: Style(1 + i % cycle, i // cycle % len(DASHES)) for i, label in enumerate(others)}
     return {label: styles.get(label, Style(0, 0)) for label in labels}
 
 
@@ -99,25 +100,14 @@ def plot_curves(s: Summary, dpi: int = 110) -> bytes:
     from PIL import Image
 
     curves = {method.label: mean_curve(method, s.metric) for method in s.records.methods}
-    styles, axes = assign_styles(list(curves), s.baseline), list_axes(curves.values())
+    axes = list_axes(curves.values())
     figure = Figure(figsize=(4.1 * len(axes), 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
     for panel, axis in zip(panels, axes, strict=True):
-        largest = max(np.nanmax(axis.values(curve)) for curve in curves.values())
-        units = UNITS[axis.unit]
-        size, unit = next((each for each in units if largest >= 2 * each[0]), units[-1])
-        for label, curve in curves.items():
-            _plot_curve(panel, axis.values(curve) / size, curve, styles[label], label, s.metric)
-        panel.set_xlabel(axis.png.format(unit))
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(color="#e3e6ea", linewidth=0.7)
-        panel.set_axisbelow(True)
-        if s.target is not None:
-            _mark_target(panel, s.target, s.metric)
-    panels[0].set_ylabel(spell(s.metric) + (" (%)" if is_share(s.metric) else ""))
-    if needs_log_scale(curves.values(), s.metric):
-        panels[0].set_yscale("log")
+        draw_panel(panel, s, curves, axis)
+        panel.set_ylabel("")
+    panels[0].set_ylabel(_metric_label(s.metric))
     lines, labels = panels[0].get_legend_handles_labels()
     columns = min(6, len(labels))
     figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False)
@@ -128,9 +118,33 @@ def plot_curves(s: Summary, dpi: int = 110) -> bytes:
     return small.getvalue()
 
 
-def _plot_curve(
-    panel: Any, x: np.ndarray, curve: Curve, style: Style, label: str, metric: str
-) -> None:
+def draw_panel(panel: Any, s: Summary, curves: Mapping[str, Curve], axis: Axis) -> None:
+    """The curves of all methods against one axis, into matplotlib axes."""
+    styles = assign_styles(list(curves), s.baseline)
+    largest = max(np.nanmax(axis.values(curve)) for curve in curves.values())
+    units = UNITS[axis.unit]
+    size, unit = next((each for each in units if largest >= 2 * each[0]), units[-1])
+    for label, curve in curves.items():
+        _plot_curve(panel, axis.values(curve) / size, curve, styles[label], label, s.metric)
+    panel.set_xlabel(axis.png.format(unit))
+    panel.set_ylabel(_metric_label(s.metric))
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid(color="#e3e6ea", linewidth=0.7)
+    panel.set_axisbelow(True)
+    if s.target is not None:
+        _mark_target(panel, s.target, s.metric)
+    for reference, dash in zip(list_references(s), ("--", "-.", ":"), strict=False):
+        height = 100 * reference.mean if is_share(s.metric) else reference.mean
+        panel.axhline(height, color="#5b6470", linewidth=1.2, linestyle=dash, label=f"{reference.label} (reference)")
+    if needs_log_scale(curves.values(), s.metric):
+        panel.set_yscale("log")
+
+
+def _metric_label(metric: str) -> str:
+    return spell(metric) + (" (%)" if is_share(metric) else "")
+
+
+def _plot_curve(panel: Any, x: np.ndarray, curve: Curve, style: Style, label: str, metric: str) -> None:
     scale = 100 if is_share(metric) else 1
     low, mean, high = scale * curve.low, scale * curve.mean, scale * curve.high
     colour, dash = COLOURS[style.colour], tuple(map(float, DASHES[style.dash].split()))
@@ -179,8 +193,9 @@ def chart_data(s: Summary) -> dict[str, Any]:
     return {
         "metric": s.metric,
         "baseline": s.baseline,
-        "quality": s.quality,
+        "quality": s.quality if s.compared or len(s.rows) == 1 else None,
         "target": s.target,
+        "references": [{"label": row.label, "value": row.mean} for row in list_references(s)],
         "dashes": DASHES,
         "axes": [{"name": x.name, "label": x.label, "unit": x.unit} for x in axes],
         "metrics": [
@@ -254,9 +269,7 @@ def _staleness(records: Records, styles: Mapping[str, Style]) -> list[dict[str, 
             "colour": styles[label].colour,
             "edges": edges,
             "tail": tail,
-            "shares": [
-                each[a:b].sum() / max(each.sum(), 1) for a, b in zip(edges, ends, strict=True)
-            ],
+            "shares": [each[a:b].sum() / max(each.sum(), 1) for a, b in zip(edges, ends, strict=True)],
         }
         for label, each in counts.items()
     ]
@@ -285,4 +298,5 @@ CHARTS: Mapping[str, Callable[[Records, Mapping[str, Style]], Sequence[Any]]] = 
     "sizes": lambda records, styles: [_size_histogram(run) for run in list_federations(records)],
     "gantt": _timelines,
     "staleness": _staleness,
+    "theory": theory_charts,
 }

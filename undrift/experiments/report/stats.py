@@ -1,33 +1,27 @@
 """The numbers of a report, each defined here once, as functions of the recorded rounds.
 
-final quality      of a run: the mean of a metric over its last evaluated rounds; of a method: mean and std over seeds
-rounds to reach X  the first evaluated round in which the mean over all seeds is as good as X
-cost to reach X    what was spent by the end of that round
-cost by share      of the baseline's final quality, by the three steps of appendix C.3 of the GHBM paper
+final quality   of a run: the mean of a metric over its last evaluated rounds; of a method: mean and std over seeds
+local steps     of a client in a round: the least, the median and the most
+costs           in costs.py
 """
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, setting, unknown
+from undrift.experiments.report.costs import CostToReach, cost_to_reach, rounds_to_reach, table4_cost, total_cost
+from undrift.experiments.report.curves import mean_over_seeds
+from undrift.experiments.report.format import is_share
 from undrift.experiments.report.load import Method, Records, RunRecord
 from undrift.metrics.quality import higher_is_better, spread, usual_last
 
-ROUNDING = 1e-12  # a mean of equal numbers may differ from them by this much
-
-
-def finite(value: float) -> float | None:
-    """The number, None if it is not finite."""
-    return float(value) if math.isfinite(value) else None
-
-
-def mean_over_seeds(method: Method, value: Callable[[RunRecord], float]) -> float | None:
-    """The mean of a number over a method's runs, None if one of them is not finite."""
-    return finite(sum(float(value(run)) for run in method.runs) / len(method.runs))
+log = logging.getLogger("undrift")
 
 
 def bytes_per_visit(method: Method) -> tuple[float, float]:
@@ -59,147 +53,49 @@ def mean_timing(method: Method) -> dict[str, float]:
     }
 
 
-def default_last(runs: Sequence[RunRecord]) -> int:
-    """How many evaluated rounds a final quality is the mean of, by the shortest run."""
-    return usual_last(min(run.planned // run.every for run in runs))
+def final_rounds(run: RunRecord, last: int | None) -> int:
+    """How many evaluated rounds the final quality of a run is the mean of; nothing but the run decides it."""
+    return usual_last(run.planned // run.every) if last is None else last
 
 
-def final_quality(run: RunRecord, metric: str, last: int) -> float:
+def final_quality(run: RunRecord, metric: str, last: int | None) -> float:
     """The mean of a metric over the last evaluated rounds; NaN if one of them is not finite."""
     if metric not in run.metrics or not run.evaluated.any():
         return math.nan
-    return float(run.metrics[metric][run.evaluated][-last:].mean())
+    return float(run.metrics[metric][run.evaluated][-final_rounds(run, last) :].mean())
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A metric of a method over its evaluated rounds: mean, lowest and highest of the seeds that have the round.
-
-    bytes, seconds, virtual   by the end of the round, mean over seeds; NaN where not known
-    common                    how many points all seeds have; later means are those of the seeds that are left
-    """
-
-    round: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    bytes: np.ndarray
-    seconds: np.ndarray
-    virtual: np.ndarray
-    common: int
-
-
-def mean_curve(method: Method, metric: str) -> Curve:
-    """Average a method's runs round by round; a mean is NaN if one of the runs is not finite there."""
-    runs = method.runs
-    known = [run.evaluated & (metric in run.metrics) for run in runs]
-    metrics = _stack([run.metrics.get(metric, run.evaluated) for run in runs], known)
-    at = np.unique(np.concatenate([np.flatnonzero(run.evaluated) for run in runs]))
-    return Curve(
-        round=at + 1,
-        mean=metrics.mean(0).filled(np.nan)[at],
-        low=metrics.min(0).filled(np.nan)[at],
-        high=metrics.max(0).filled(np.nan)[at],
-        bytes=_mean_clock([run.bytes_down + run.bytes_up for run in runs])[at],
-        seconds=_mean_clock([run.seconds for run in runs])[at],
-        virtual=_mean_clock([np.diff(run.virtual, prepend=0.0) for run in runs])[at],
-        common=int((at < method.common).sum()),
-    )
-
-
-def _mean_clock(increments: Sequence[np.ndarray]) -> np.ndarray:
-    """A cumulative count: each round adds the mean over the runs that have it, so that it never runs backwards."""
-    known = [np.isfinite(each) for each in increments]
-    return np.cumsum(_stack(increments, known).mean(0).filled(np.nan))
-
-
-def _stack(arrays: Sequence[np.ndarray], known: Sequence[np.ndarray]) -> np.ma.MaskedArray:
-    """One row per run, masked where a run has nothing."""
-    stacked = np.ma.masked_all((len(arrays), max(map(len, arrays))))
-    for row, array, mask in zip(stacked, arrays, known, strict=True):
-        row[: len(array)] = np.ma.array(array, mask=~mask)
-    return stacked
-
-
-# the cost of reaching a quality
-
-
-@dataclass(frozen=True)
-class CostToReach:
-    """What a method spent to reach a quality; None is what is not known, or was never reached.
-
-    reached   None if the method did not record the metric, or there is no quality to reach
-    share     rounds / planned rounds
-    bytes     down + up over all clients
-    seconds   of the machine that ran it; virtual: of the virtual clock
-    """
-
-    reached: bool | None = None
-    rounds: int | None = None
-    share: float | None = None
-    bytes: float | None = None
-    seconds: float | None = None
-    virtual: float | None = None
-
-
-def first_round(rounds: np.ndarray, values: np.ndarray, quality: float, higher: bool) -> int | None:
-    """The first round whose value is as good as a quality.
-
-    >>> first_round(np.array([10, 20, 30]), np.array([0.2, 0.6, 0.5]), 0.5, higher=True)
-    20
-    """
-    slack = ROUNDING * max(1.0, abs(quality))
-    good = values >= quality - slack if higher else values <= quality + slack
-    return int(rounds[good.argmax()]) if good.any() else None
-
-
-def rounds_to_reach(run: RunRecord, metric: str, quality: float | None) -> int | None:
-    """The first round in which one run alone reaches a quality."""
-    if quality is None or metric not in run.metrics:
+def local_steps(run: RunRecord) -> tuple[float, float, float] | None:
+    """The least, the median and the most local steps of a client in a round; None where that was not recorded."""
+    steps, epochs, batch = (run.local.get(key) for key in ("steps", "epochs", "batch"))
+    if isinstance(steps, Mapping) and "geometric" in steps:
+        return 1, 1 / steps["geometric"], math.inf  # the mean, of a draw without end
+    if steps is not None:
+        return _span(steps)
+    sizes = np.array(run.federation.get("sizes") or [])
+    if not len(sizes) or batch is None:
         return None
-    rounds, values = run.round[run.evaluated], run.metrics[metric][run.evaluated]
-    return first_round(rounds, values, quality, higher_is_better(metric))
+    passes = _span(1 if epochs is None else epochs)
+    each = np.ones(len(sizes)) if batch == "all" else np.ceil(sizes / batch)
+    return float(passes[0] * each.min()), float(passes[1] * np.median(each)), float(passes[2] * each.max())
 
 
-def cost_to_reach(method: Method, metric: str, quality: float | None) -> CostToReach:
-    """What was spent up to the first round in which the mean over all seeds reaches a quality."""
-    if quality is None or not any(metric in run.metrics for run in method.runs):
-        return CostToReach()
-    curve, higher = mean_curve(method, metric), higher_is_better(metric)
-    r = first_round(curve.round[: curve.common], curve.mean[: curve.common], quality, higher)
-    if r is None:
-        return CostToReach(reached=False)
-    at = np.searchsorted(curve.round, r)
-    spent = [finite(clock[at]) for clock in (curve.bytes, curve.seconds, curve.virtual)]
-    return CostToReach(True, r, r / method.planned, *spent)
+def _span(counts: Any) -> tuple[float, float, float]:
+    """Of a number, a list, or a draw from low to high."""
+    if isinstance(counts, Mapping):
+        counts = [counts["low"], counts["high"]]
+    values = counts if isinstance(counts, list) else [counts]
+    return float(min(values)), float(np.median(values)), float(max(values))
 
 
-def total_cost(method: Method) -> CostToReach:
-    """What all recorded rounds cost, mean over seeds."""
-    return CostToReach(
-        rounds=method.common,
-        bytes=mean_over_seeds(method, lambda run: run.bytes[-1]),
-        seconds=mean_over_seeds(method, lambda run: run.seconds.sum()),
-        virtual=mean_over_seeds(method, lambda run: run.virtual[-1]),
+def same_curve(a: Method, b: Method) -> bool:
+    """Whether two methods have recorded the same metrics to the last digit, seed by seed."""
+    return len(a.runs) == len(b.runs) and all(
+        x.seed == y.seed
+        and x.metrics.keys() == y.metrics.keys()
+        and all(np.array_equal(x.metrics[name], y.metrics[name], equal_nan=True) for name in x.metrics)
+        for x, y in zip(a.runs, b.runs, strict=True)
     )
-
-
-def cost_by_share(method: Method, metric: str, quality: float | None) -> CostToReach:
-    """The cost of the baseline's quality by C.3: r, the rounds to reach it (all T if never); s = r / T; s of what T rounds
-    cost.  A run that ended early counts as if it had continued at the same cost per round.  The virtual clock is read, not
-    shared out."""
-    cost, T = cost_to_reach(method, metric, quality), method.planned
-    if cost.reached is None:
-        return cost
-    share = cost.share if cost.share is not None else 1.0
-    sent = mean_over_seeds(method, lambda run: run.bytes[-1] * T / run.recorded * share)
-    seconds = mean_over_seeds(method, lambda run: _seconds_per_round(run) * T * share)
-    return replace(cost, rounds=cost.rounds or T, share=share, bytes=sent, seconds=seconds)
-
-
-def _seconds_per_round(run: RunRecord) -> float:
-    known = run.seconds[np.isfinite(run.seconds)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 # the summary: one row per method
@@ -210,7 +106,8 @@ class MethodSummary:
     """A method: how good it became, and what that cost.
 
     finals        the final quality of each seed; mean and std over seeds, NaN if not finite, std None for a single seed
-    total         the cost of all rounds; to_baseline: of the baseline's final quality, by C.3; to_target: of the target
+    total         the cost of all rounds; to_baseline, to_target: of the baseline's final quality and of the target
+    table4        that of the baseline's final quality as GHBM's Table 4 has it
     seed_rounds   the rounds in which each seed alone reached the baseline's quality, None for never
     timing        by name, for runs in virtual time
     """
@@ -222,6 +119,7 @@ class MethodSummary:
     std: float | None
     total: CostToReach
     to_baseline: CostToReach
+    table4: CostToReach
     to_target: CostToReach
     seed_rounds: tuple[int | None, ...]
     timing: Mapping[str, float]
@@ -240,13 +138,13 @@ class Summary:
     """The results, method by method.
 
     quality   the baseline's final quality, None if it is not finite
-    last      the number of evaluated rounds (at most) that a final quality is the mean of
+    last      the number of evaluated rounds that a final quality is the mean of; None: a tenth of each run's own
     answer    sentences, the first one is the headline; notes: what to bear in mind when reading them
     """
 
     records: Records
     metric: str
-    last: int
+    last: int | None
     baseline: str
     quality: float | None
     target: float | None
@@ -265,8 +163,8 @@ class Summary:
 
     @property
     def compared(self) -> bool:
-        """Whether there are methods to compare with the baseline."""
-        return len(self.rows) > 1
+        """Whether there are methods to compare with the baseline: on the same data, for nothing else can be ranked."""
+        return len(self.rows) > 1 and len(self.records.data) == 1
 
     @cached_property
     def best(self) -> MethodSummary | None:
@@ -275,6 +173,10 @@ class Summary:
         rows = [row for row in rows if row.method.ended_well] or rows
         pick = max if self.higher else min
         return pick(rows, key=lambda row: row.mean) if rows and self.compared else None
+
+    def same_as_baseline(self, row: MethodSummary) -> bool:
+        """Whether another method has the baseline's curve to the last digit."""
+        return row is not self.base and same_curve(row.method, self.base.method)
 
     @property
     def base(self) -> MethodSummary:
@@ -287,12 +189,10 @@ class Summary:
         """Whether a method is the best, or what the others are compared with."""
         return ["best"] * (row is self.best) + ["baseline"] * (self.compared and row is self.base)
 
-    def change(
-        self, row: MethodSummary, cost: Callable[[MethodSummary], float | None]
-    ) -> float | None:
+    def change(self, row: MethodSummary, cost: Callable[[MethodSummary], float | None]) -> float | None:
         """A cost of a method relative to that of the baseline: -0.25 is a quarter less."""
         spent, base = cost(row), cost(self.base)
-        return None if spent is None or not base else spent / base - 1
+        return None if spent is None or not base or not self.compared else spent / base - 1
 
 
 def summarise_methods(
@@ -306,25 +206,42 @@ def summarise_methods(
     """Final quality and its cost for every method; the options are those of `summarise`."""
     metric = records.metrics[0] if metric is None else metric
     if metric not in records.metrics:
-        raise unknown("metric", metric, records.metrics)
+        raise unknown(setting("metric", metric=...), metric, records.metrics)
     if last is not None and last < 1:
         raise InvalidInput(f"last is a number of rounds from 1, got {last}")
-    if target is not None and not math.isfinite(target):
-        raise InvalidInput(f"target is a number, got {target}")
     base = _find_baseline(records, baseline)
-    last = default_last(records.runs) if last is None else last
-    targets = [target, *(each.settings.get("target") for each in records.experiments)]
-    target = next((float(each) for each in targets if each is not None), None)
+    if target is None:
+        given = [each.settings["target"] for each in records.experiments if "target" in each.settings]
+        target = next((float(each) for each in given if as_target(each, metric) is not None), None)
+        if given and target is None:
+            log.warning("the target %g cannot be a value of %s: its cost is not told", given[0], metric)
+    elif as_target(target, metric) is None:
+        allowed = f"a share such as 0.9 or percent such as 90 of {metric}" if is_share(metric) else "a number"
+        raise InvalidInput(f"{setting('target', target=...)} is {allowed}, got {target:g}")
+    target = None if target is None else as_target(target, metric)
     quality = mean_over_seeds(base, lambda run: final_quality(run, metric, last))
-    rows = [_summarise_method(each, metric, last, quality, target) for each in records.methods]
-    return Summary(records, metric, last, base.label, quality, target, tuple(rows))
+    rows = [_summarise_method(each, metric, last, base, quality, target) for each in records.methods]
+    lasts = {final_rounds(run, last) for run in records.runs}
+    return Summary(records, metric, lasts.pop() if len(lasts) == 1 else None, base.label, quality, target, tuple(rows))
+
+
+def as_target(target: float, metric: str) -> float | None:
+    """A target as the metric is recorded; percents of a share are understood.  None if it cannot be one.
+
+    >>> as_target(95, "accuracy"), as_target(0.95, "accuracy"), as_target(950, "accuracy"), as_target(95, "loss")
+    (0.95, 0.95, None, 95)
+    """
+    if is_share(metric) and target > 1:
+        target = target / 100
+    possible = math.isfinite(target) and (not is_share(metric) or 0 < target <= 1)
+    return target if possible else None
 
 
 def _find_baseline(records: Records, label: str | None) -> Method:
     methods = {method.label: method for method in records.methods}
     if label is not None:
         if label not in methods:
-            raise unknown("baseline", label, methods)
+            raise unknown(setting("baseline", baseline=...), label, methods)
         return methods[label]
     firsts = [(method, method.runs[0]) for method in records.methods]
     named = [m for m, run in firsts if run.experiment.settings.get("baseline") == run.method]
@@ -333,8 +250,9 @@ def _find_baseline(records: Records, label: str | None) -> Method:
 
 
 def _summarise_method(
-    method: Method, metric: str, last: int, quality: float | None, target: float | None
+    method: Method, metric: str, last: int | None, base: Method, quality: float | None, target: float | None
 ) -> MethodSummary:
+    to_baseline = cost_to_reach(method, metric, quality)
     finals = tuple(final_quality(run, metric, last) for run in method.runs)
     return MethodSummary(
         method=method,
@@ -343,7 +261,8 @@ def _summarise_method(
         mean=sum(finals) / len(finals),
         std=spread(finals),
         total=total_cost(method),
-        to_baseline=cost_by_share(method, metric, quality),
+        to_baseline=to_baseline,
+        table4=table4_cost(method, to_baseline, is_baseline=method is base),
         to_target=cost_to_reach(method, metric, target),
         seed_rounds=tuple(rounds_to_reach(run, metric, quality) for run in method.runs),
         timing=mean_timing(method),

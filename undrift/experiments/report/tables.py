@@ -16,22 +16,25 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from undrift.experiments.report.costs import CostToReach
 from undrift.experiments.report.format import (
-    NEVER,
     UNKNOWN,
     format_bytes,
     format_change,
     format_count,
     format_metric,
+    format_rough_change,
     format_seconds,
     format_target,
     plural,
 )
 from undrift.experiments.report.load import VIRTUAL, Records
-from undrift.experiments.report.stats import MethodSummary, Summary, bytes_per_visit
-from undrift.experiments.report.text import format_final, spell, write_remarks
+from undrift.experiments.report.references import list_references
+from undrift.experiments.report.stats import MethodSummary, Summary, bytes_per_visit, local_steps
+from undrift.experiments.report.text import format_final, spell, write_remarks, write_span
 
 AGAINST = "against baseline"
+SECONDS = 5.0  # of shorter times no percentages are shown: starting and compiling are most of them
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Column:
     name       the heading in summary.csv; heading: that on the page, "" if it is not there
     value      computed from a row: what summary.csv holds and the page sorts by
     write      the value for people; write_row: the same from a row, where the value does not say it all
-    detail     small print below it; tag: a mark beside it, or instead of a value that is not known
+    cost       what the value is a part of: where the quality was never reached it is a bound, "> x", and no number
+    detail     small print below it
     bar        whether the page draws a bar of the value's size
+    descending whether more is better, so that the best comes first
     group      the heading above neighbouring columns of the page; table: the table that they are in
     show       whether the report has the column; on_page: whether its page has it, too
     """
@@ -52,9 +57,10 @@ class Column:
     value: Callable[[MethodSummary], float | str | None]
     write: Callable[[Any], str] = str
     write_row: Callable[[MethodSummary], str] | None = None
+    cost: Callable[[MethodSummary], CostToReach] | None = None
     detail: Callable[[MethodSummary], str] = lambda row: ""
-    tag: Callable[[MethodSummary], str] = lambda row: ""
     bar: bool = False
+    descending: bool = False
     group: str = ""
     table: Literal["results", "time"] = "results"
     show: bool = True
@@ -66,12 +72,20 @@ class Column:
         if self.write_row is not None:
             return self.write_row(row)
         if value is None:
-            return self.tag(row) or UNKNOWN
-        return value if isinstance(value, str) else self.write(value)
+            return UNKNOWN
+        return "> " * self.is_bound(row) + (value if isinstance(value, str) else self.write(value))
+
+    def is_bound(self, row: MethodSummary) -> bool:
+        """Whether the quality was never reached, so that the value was not enough."""
+        return self.cost is not None and self.cost(row).reached is False
+
+    def known(self, row: MethodSummary) -> float | str | None:
+        """The value, unless it is a bound."""
+        return None if self.is_bound(row) else self.value(row)
 
     def number(self, row: MethodSummary) -> float | None:
         """The cell as a finite number, if it is one."""
-        value = self.value(row)
+        value = self.known(row)
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -80,14 +94,25 @@ def list_columns(s: Summary) -> list[Column]:
     quality = f"to {s.baseline}'s {format_metric(s.quality, s.metric)}"
     target = "" if s.target is None else f"to the target {format_target(s.target, s.metric)}"
     about, total = partial(Column), partial(Column, group="all rounds")
-    base = partial(Column, group=quality, on_page=s.compared)
-    goal = partial(Column, group=target, show=s.target is not None)
+    base = partial(Column, group=quality, on_page=s.compared, cost=lambda row: row.to_baseline)
+    table4 = partial(Column, group="GHBM's Table 4", on_page=s.compared, cost=lambda row: row.table4)
+    goal = partial(Column, group=target, show=s.target is not None, cost=lambda row: row.to_target)
     time = partial(Column, group="virtual time", table="time", show=s.timed)
 
     def delta(
         cost: Callable[[MethodSummary], float | None],
     ) -> Callable[[MethodSummary], float | None]:
         return lambda row: s.change(row, cost)
+
+    def seconds_delta(
+        cost: Callable[[MethodSummary], float | None],
+    ) -> Callable[[MethodSummary], float | None]:
+        long_enough = lambda row: (cost(row) or 0.0) >= SECONDS and (cost(s.base) or 0.0) >= SECONDS
+        return lambda row: s.change(row, cost) if long_enough(row) and not s.same_as_baseline(row) else None
+
+    def target_delta(row: MethodSummary) -> float | None:
+        """Nothing, where the baseline itself never got there."""
+        return s.change(row, lambda row: row.to_target.bytes) if s.base.to_target.reached else None
 
     def timed(
         name: str,
@@ -108,33 +133,41 @@ def list_columns(s: Summary) -> list[Column]:
             lambda row: row.mean,
             write_row=lambda row: format_final(s, row),
             detail=lambda row: plural(len(row.seeds), "seed"),
+            descending=s.higher,
         ),
         about("final_std", "", lambda row: row.std),
         about("last_rounds", "", lambda row: s.last),
+        about(
+            "local_steps",
+            "local steps",
+            _local_steps,
+            format_count,
+            write_row=_write_local_steps,
+            on_page=any(_local_steps(row) is not None for row in s.rows),
+        ),
         about("best", "", lambda row: row is s.best),
         about("baseline", "", lambda row: row is s.base),
         about("rounds_planned", "", lambda row: row.method.planned),
         about("rounds_recorded", "", lambda row: row.method.common),
-        base("baseline_quality", "", lambda row: s.quality),
-        base("reached", "", lambda row: row.to_baseline.reached),
+        about("baseline_quality", "", lambda row: s.quality),
+        about("reached", "", lambda row: row.to_baseline.reached),
         base(
             "rounds_to_baseline",
             "rounds",
             lambda row: row.to_baseline.rounds,
             format_count,
             detail=_write_seed_rounds,
-            tag=_write_never,
         ),
-        base(
-            "bytes_to_baseline", "bytes", lambda row: row.to_baseline.bytes, format_bytes, bar=True
-        ),
+        base("bytes_to_baseline", "bytes", lambda row: row.to_baseline.bytes, format_bytes, bar=True),
         base("bytes_change", AGAINST, delta(lambda row: row.to_baseline.bytes), format_change),
         base("seconds_to_baseline", "seconds", lambda row: row.to_baseline.seconds, format_seconds),
-        base("seconds_change", AGAINST, delta(lambda row: row.to_baseline.seconds), format_change),
-        goal("target", "", lambda row: s.target),
-        goal("rounds_to_target", "rounds", _rounds_to_target, format_count),
+        base("seconds_change", AGAINST, seconds_delta(lambda row: row.to_baseline.seconds), format_rough_change),
+        table4("table4_bytes_change", "bytes", delta(lambda row: row.table4.bytes), format_change),
+        table4("table4_seconds_change", "seconds", seconds_delta(lambda row: row.table4.seconds), format_rough_change),
+        about("target", "", lambda row: s.target, show=s.target is not None),
+        goal("rounds_to_target", "rounds", lambda row: row.to_target.rounds, format_count),
         goal("bytes_to_target", "bytes", lambda row: row.to_target.bytes, format_bytes),
-        goal("target_bytes_change", "", delta(lambda row: row.to_target.bytes), format_change),
+        goal("target_bytes_change", "", target_delta, format_change),
         goal("seconds_to_target", "seconds", lambda row: row.to_target.seconds, format_seconds),
         goal(
             "virtual_seconds_to_target",
@@ -157,7 +190,7 @@ def list_columns(s: Summary) -> list[Column]:
             "to baseline's quality",
             lambda row: row.to_baseline.virtual,
             format_seconds,
-            tag=_write_never,
+            cost=lambda row: row.to_baseline,
             on_page=s.compared,
         ),
         time(
@@ -165,14 +198,11 @@ def list_columns(s: Summary) -> list[Column]:
             AGAINST,
             delta(lambda row: row.to_baseline.virtual),
             format_change,
+            cost=lambda row: row.to_baseline,
             on_page=s.compared,
         ),
-        timed(
-            "staleness", "staleness", "{:.2f}".format, lambda t: f"at most {t['max_staleness']:.0f}"
-        ),
-        timed(
-            "updates", "used", format_count, lambda t: f"of {format_count(t['clients'])} clients"
-        ),
+        timed("staleness", "staleness", "{:.2f}".format, lambda t: f"at most {t['max_staleness']:.0f}"),
+        timed("updates", "used", format_count, lambda t: f"of {format_count(t['clients'])} clients"),
         timed("lost", "lost", format_count, lambda t: f"{100 * t['share_lost']:.1f} %"),
         timed(
             "waited_seconds",
@@ -182,18 +212,24 @@ def list_columns(s: Summary) -> list[Column]:
         ),
         timed("wasted_seconds", "wasted", format_seconds),
         timed("tau_eff", "steps", "{:.2f}".format),
-        timed("chi2", "χ²", format_metric, lambda t: f"steps: {format_metric(t['chi2_steps'])}"),
+        timed("chi2", "χ²", _write_chi2, lambda t: f"steps: {_write_chi2(t['chi2_steps'])}"),
         about("remarks", "", lambda row: "; ".join(write_remarks(s, row))),
     ]
     return [column for column in columns if column.show]
 
 
-def _rounds_to_target(row: MethodSummary) -> float | str | None:
-    return NEVER if row.to_target.reached is False else row.to_target.rounds
+def _write_chi2(chi2: float) -> str:
+    return "∞" if math.isinf(chi2) else format_metric(chi2)
 
 
-def _write_never(row: MethodSummary) -> str:
-    return NEVER if row.to_baseline.reached is False else ""
+def _local_steps(row: MethodSummary) -> float | None:
+    steps = local_steps(row.method.runs[0])
+    return None if steps is None else steps[1]
+
+
+def _write_local_steps(row: MethodSummary) -> str:
+    steps = local_steps(row.method.runs[0])
+    return UNKNOWN if steps is None else write_span(steps)
 
 
 def _write_seed_rounds(row: MethodSummary) -> str:
@@ -218,29 +254,32 @@ def terminal_table(s: Summary) -> Table:
     if s.compared or s.target is not None:
         rounds = columns[f"rounds_to_{to}"]
         shown |= {rounds.name: f"rounds {rounds.group}", f"bytes_to_{to}": "bytes to it"}
-        shown["bytes_change" if to == "baseline" else "target_bytes_change"] = (
-            f"against {s.baseline}"
-        )
     else:
         shown["total_bytes"] = "bytes"
+    if s.compared:
+        shown["bytes_change" if to == "baseline" else "target_bytes_change"] = f"against {s.baseline}"
+    if s.compared and to == "baseline":
+        shown["table4_bytes_change"] = f"against {s.baseline}'s whole run (Table 4)"
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True)
     for heading in shown.values():
         table.add_column(Text(heading), justify="right")
     table.add_column("")
     for row in s.rows:
-        cells = [(columns[name].text(row), columns[name].tag(row)) for name in shown]
-        texts = [f"{tag} ({text})" if tag and tag != text else text for text, tag in cells]
+        texts = [columns[name].text(row) for name in shown]
         marks = [*s.marks(row), *write_remarks(s, row)]
         style = "bold" if row is s.best else None
         table.add_row(*map(Text, [row.label, *texts, ", ".join(marks)]), style=style)
+    for reference in list_references(s):  # which send nothing, so that they have no cost to show
+        rest = [""] * (len(shown) - 1)
+        table.add_row(*map(Text, [reference.label, reference.text(s.metric), *rest, reference.about]), style="dim")
     return table
 
 
 def summary_csv(s: Summary) -> str:
     """The results, one line per method; changes are relative to the baseline."""
     columns = list_columns(s)
-    return _to_csv({column.name: column.value(row) for column in columns} for row in s.rows)
+    return _to_csv({column.name: column.known(row) for column in columns} for row in s.rows)
 
 
 def rounds_csv(records: Records) -> str:
@@ -278,5 +317,5 @@ def _csv_cell(value: Any) -> Any:
         return None
     if isinstance(value, bool):
         return "yes" if value else "no"
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
     return f"'{value}" if formula else value

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from undrift.experiments.report.costs import CostToReach
 from undrift.experiments.report.format import (
     format_bytes,
     format_metric,
@@ -17,7 +18,8 @@ from undrift.experiments.report.format import (
     plural,
 )
 from undrift.experiments.report.load import RunRecord
-from undrift.experiments.report.stats import CostToReach, MethodSummary, Summary
+from undrift.experiments.report.references import write_references
+from undrift.experiments.report.stats import MethodSummary, Summary, local_steps, same_curve
 
 SHARED = ("rounds", "data", "clients", "model", "participation", "population")  # if it is fair
 
@@ -45,12 +47,31 @@ def format_final(s: Summary, row: MethodSummary) -> str:
     return format_metric(row.mean, s.metric, row.std) if row.has_metric else "not recorded"
 
 
+def write_last(s: Summary) -> str:
+    """The rounds that a final quality is the mean of."""
+    return "tenth of a run's evaluated rounds" if s.last is None else f"{s.last} evaluated rounds"
+
+
+def write_span(steps: tuple[float, float, float]) -> str:
+    """
+    >>> write_span((3.0, 3.0, 3.0)), write_span((1.0, 2.5, 9.0)), write_span((1.0, 10.0, float("inf")))
+    ('3', '1 to 9, median 2.5', 'from 1, mean 10')
+    """
+    least, usual, most = steps
+    if least == most:
+        return f"{usual:g}"
+    return f"{least:g} to {most:g}, median {usual:g}" if math.isfinite(most) else f"from {least:g}, mean {usual:g}"
+
+
 # the answer
 
 
 def _headline(s: Summary) -> Iterator[str]:
     metric, base, best = spell(s.metric), s.base, s.best
-    if not any(math.isfinite(row.mean) for row in s.rows):
+    if len(s.records.data) > 1:
+        names = dict.fromkeys(each.settings.get("data", {}).get("name", "data") for each in s.records.experiments)
+        yield f"These runs are on different data ({', '.join(names)}): they are shown side by side, and not ranked."
+    elif not any(math.isfinite(row.mean) for row in s.rows):
         yield f"No method has a finite final {metric}."
     elif best is None:
         yield f"{base.label} ended at {format_final(s, base)} {metric}."
@@ -71,10 +92,24 @@ def _head_start(s: Summary, best: MethodSummary) -> str:
         return ""
     if not cost.reached:
         return f", but its mean over seeds never reached {final}"
-    fewer = f"{abs(100 * change):.1f} % {'fewer' if change < 0 else 'more'} bytes"
-    fewer = fewer if abs(change) >= 5e-4 else "as many bytes"
     after = f"{cost.rounds} of {plural(best.method.planned, 'round')}"
-    return f" and reached {final} after {after}, with {fewer}"
+    return f" and reached {final} after {after}, with {_fewer(change)} {'as' if abs(change) < 5e-4 else 'than'} {s.baseline} needed for it"
+
+
+def _table4(s: Summary) -> Iterator[str]:
+    """The same against all rounds of the baseline, as GHBM's Table 4 counts."""
+    best = s.best
+    if best is None or best is s.base or not best.to_baseline.reached:
+        return
+    change = s.change(best, lambda row: row.table4.bytes)
+    if change is not None:
+        yield f"Against all rounds of {s.baseline}, as GHBM's Table 4 counts, these are {_fewer(change)}."
+
+
+def _fewer(change: float) -> str:
+    if abs(change) < 5e-4:
+        return "as many bytes"
+    return f"{abs(100 * change):.1f} % {'fewer' if change < 0 else 'more'} bytes"
 
 
 def _overlaps(s: Summary) -> Iterator[str]:
@@ -109,7 +144,7 @@ def _compare_costs(s: Summary, quality: str, costs: Mapping[str, CostToReach]) -
     """Who reached a quality with the fewest bytes, who never did, and who was first by the virtual clock."""
     never = [label for label, cost in costs.items() if cost.reached is False]
     sent = {label: cost.bytes or 0.0 for label, cost in costs.items() if cost.reached}
-    clocks = {label: cost.virtual for label, cost in costs.items() if cost.virtual is not None}
+    clocks = {label: cost.virtual for label, cost in costs.items() if cost.reached and cost.virtual is not None}
     if never and not sent:
         yield f"No method reached {quality}."
     if sent:
@@ -124,9 +159,7 @@ def _compare_costs(s: Summary, quality: str, costs: Mapping[str, CostToReach]) -
         yield f"In virtual time {label} {first} {quality}, after {spent}{against}."
 
 
-def _pick_lowest(
-    s: Summary, costs: Mapping[str, float], write: Callable[[float], str]
-) -> tuple[str, str, str]:
+def _pick_lowest(s: Summary, costs: Mapping[str, float], write: Callable[[float], str]) -> tuple[str, str, str]:
     """The label with the lowest cost, its cost, and those of the best method and the baseline."""
     lowest = min(costs, key=lambda label: costs[label])
     compared = [row.label for row in (s.best, s.base) if row and row.label != lowest]
@@ -142,8 +175,8 @@ def _unfinished(s: Summary) -> Iterator[str]:
 
 def _definition(s: Summary) -> Iterator[str]:
     """How final quality was measured."""
-    rounds = f"the mean over the last {s.last} evaluated rounds"
-    rounds = rounds if s.last > 1 else "that of the last evaluated round"
+    rounds = f"the mean over the last {write_last(s)}"
+    rounds = rounds if s.last != 1 else "that of the last evaluated round"
     counts = sorted({len(row.seeds) for row in s.rows})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     spread = f"; ± is the standard deviation over {seeds} seeds"
@@ -153,7 +186,7 @@ def _definition(s: Summary) -> Iterator[str]:
         yield f"Final {spell(s.metric)} is {rounds}{spread}."
 
 
-ANSWER = (_headline, _overlaps, _costs, _unfinished, _definition)
+ANSWER = (_headline, _table4, _overlaps, write_references, _costs, _unfinished, _definition)
 
 
 # the notes
@@ -218,7 +251,24 @@ def _differ(values: Iterable[Any]) -> bool:
     return any(value != first for value in others)
 
 
-NOTES = (_incomplete_runs, _missing_values, _differences)
+def _local_work(s: Summary) -> Iterator[str]:
+    """Rounds in which nothing can drift, and methods that did the same."""
+    alone = [row.label for row in s.rows if (local_steps(row.method.runs[0]) or (0, 0, 0))[2] == 1]
+    if alone:
+        yield (
+            f"One local step per round ({join_names(alone)}): clients cannot drift, so methods against drift have nothing to "
+            "show; take more local steps, epochs, or smaller minibatches."
+        )
+    seen: dict[str, list[str]] = {}
+    for row in s.rows:
+        like = next((x for x in seen if same_curve(s.row(x).method, row.method)), None)
+        seen.setdefault(like or row.label, []).append(row.label)
+    for labels in seen.values():
+        if labels[1:]:
+            yield f"{join_names(labels)} have the same curve to the last digit: in this setting they are one method."
+
+
+NOTES = (_incomplete_runs, _missing_values, _local_work, _differences)
 
 
 # remarks on the runs of a method
@@ -236,5 +286,8 @@ def write_remarks(s: Summary, row: MethodSummary) -> list[str]:
             return f"did not record {s.metric}"
         return "" if math.isfinite(final) else "is not finite at the end"
 
+    never = s.compared and row.to_baseline.reached is False
+
     pairs = zip(row.method.runs, row.finals, strict=True)
-    return [f"seed {run.seed} {words}" for run, final in pairs if (words := remark(run, final))]
+    of_seeds = [f"seed {run.seed} {words}" for run, final in pairs if (words := remark(run, final))]
+    return [*of_seeds, *[f"never reached {format_metric(s.quality, s.metric)}"] * never]

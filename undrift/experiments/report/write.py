@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.report.html import render_page
 from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.plots import plot_curves
@@ -65,6 +65,6 @@ def write_files(s: Summary, out: Path, claims: Sequence[Mapping[str, str]] = ())
             write_aside(Path(out) / name, content)
     except OSError as error:
         raise InvalidInput(
-            f"the report cannot be written to {out} ({error.strerror}): choose another place"
+            f"the report cannot be written to {out} ({error.strerror}): choose another {setting('place', out=...)}"
         ) from error
     return Path(out) / "report.html"

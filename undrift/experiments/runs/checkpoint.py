@@ -3,21 +3,27 @@
     checkpoints/00000020.json             what the checkpoint is made of; written last, so if it is there the rest is
     checkpoints/00000020.safetensors      the server's state and the best model
     checkpoints/clients-00000020-0.safetensors   the states of the clients that changed since the checkpoint before
+    checkpoints/*.copy.*                  each of these once more
 
 A checkpoint names the client files it needs, oldest first; a later row of a client replaces an earlier one.  So the cost
 of a checkpoint grows with the clients that took part, not with those that have been seen.  When old rows are most of what
 is stored, all states are written anew.  The last two checkpoints are kept.  Files are written by a thread beside the run.
+
+Every file is there twice and its checksum is known, so that one that is damaged is replaced by its copy.  Only the owner
+may read them.  Files that are not ours are left alone.
 """
 
 import json
 import logging
+import re
 import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,18 +31,20 @@ from safetensors.torch import load
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput
-from undrift.core.records import rebuild, tensors
-from undrift.experiments.runs.files import Draft, synced, write_aside
+from undrift.core.records import children, rebuild, tensors
+from undrift.experiments.runs.files import OWNER_ONLY, Draft, synced, synced_names, write_aside
 from undrift.experiments.runs.tree import classes_in, from_json, to_json
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.results import Best, State
 
 log = logging.getLogger("undrift")
+T = TypeVar("T")
 
 KEPT = 2
 CLIENTS_A_FILE = 64 * 2**20  # bytes of rows in one file, so that reading stays within memory
 FILES_AT_ONCE = 4  # held in memory while they are written
-FORMAT = 2
+FORMAT = 3
+OURS = re.compile(r"\.?(\d{8,}|clients-\d{8,}-\d+)(\.copy)?\.(json|safetensors)(\.part)?")
 
 
 class Unusable(Exception):
@@ -71,18 +79,17 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[list[ClientFile]] | None = None
         self._files: list[ClientFile] = []
+        self._mended = False  # a copy had to be used: what it is a copy of is written anew
         self._drafts = [Draft() for _ in range(FILES_AT_ONCE + 2)]
 
     # writing
 
-    def save(
-        self, state: State, best: Best | None, marks: dict[str, dict[str, int]], wait: bool = False
-    ) -> bool:
+    def save(self, state: State, best: Best | None, marks: dict[str, dict[str, int]], wait: bool = False) -> bool:
         """Write a checkpoint; left out if the one before is still being written, unless `wait`."""
         if self._pending is not None and not self._pending.done() and not wait:
             return False
         self.finish()
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._pending = self._writer.submit(self._prepared(state, best, marks))
         if wait:
             self.finish()
@@ -108,13 +115,15 @@ class Checkpoints:
         found: dict[str, Tensor] = {}
         shape = to_json(state.server, found, "server")
         in_flight = to_json(state.settled().in_flight, found, "in_flight")
+        past = to_json(state.pseudo_gradients, found, "pseudo_gradients")
         about_best = None
         if best is not None:
             found["best.x"] = best.x
             about_best = {"round": best.round, "value": best.value}
         name = f"{state.round:08d}"
         changed = state.clients.changed()
-        anew = sum(f.clients for f in self._files) + len(changed) > 2 * len(state.clients) + 100
+        anew = self._mended or sum(f.clients for f in self._files) + len(changed) > 2 * len(state.clients) + 100
+        self._mended = False
         groups = _batches(state.clients, state.clients.seen() if anew else changed)
         files = [] if anew else list(self._files)
         main, spare, *drafts = self._drafts
@@ -132,6 +141,7 @@ class Checkpoints:
             "round": state.round,
             "server": shape,
             "in_flight": in_flight,
+            "pseudo_gradients": past,
             "best": about_best,
             "recorded": marks,
         }
@@ -139,13 +149,15 @@ class Checkpoints:
         def write() -> list[ClientFile]:
             for j, (draft, ids) in enumerate(zip(drafts, here, strict=False)):
                 files.append(self._write_clients(f"{name}-{j}", draft, len(ids)))
-            size, crc = main.write(self.folder / f"{name}.safetensors")
+            size, crc = main.write(*self.places(f"{name}.safetensors"))
             whole = {**record, "bytes": size, "crc32": crc, "clients": [vars(f) for f in files]}
             content = json.dumps(whole, sort_keys=True).encode()
             signed = json.dumps({**whole, "check": zlib.crc32(content)}, sort_keys=True)
             for recorded in marks:  # lines that the checkpoint counts on are on the disk before it
                 synced(self.folder.parent / recorded)
-            write_aside(self.folder / f"{name}.json", signed.encode())
+            for path in self.places(f"{name}.json"):
+                write_aside(path, signed.encode(), OWNER_ONLY)
+            synced_names(self.folder)
             self._forget_old()
             return files
 
@@ -153,31 +165,49 @@ class Checkpoints:
 
     def _write_clients(self, name: str, draft: Draft, count: int) -> ClientFile:
         file = f"clients-{name}.safetensors"
-        return ClientFile(file, count, *draft.write(self.folder / file))
+        return ClientFile(file, count, *draft.write(*self.places(file)))
+
+    def places(self, name: str) -> list[Path]:
+        """Where a file is, and where its copy is."""
+        stem, kind = name.rsplit(".", 1)
+        return [self.folder / name, self.folder / f"{stem}.copy.{kind}"]
 
     def _forget_old(self) -> None:
-        """Keep the last two checkpoints and what they need."""
-        numbers = sorted(self.folder.glob("[0-9]*.json"))
+        """Keep the last two checkpoints that can be read, and what they need."""
         needed: set[str] = set()
-        for path in numbers[-KEPT:]:
-            needed |= {path.name, f"{path.stem}.safetensors"}
-            needed |= {file["name"] for file in json.loads(path.read_bytes())["clients"]}
+        kept = 0
+        for round in self.rounds():
+            try:
+                files = self.files_of(round)
+            except Unusable:
+                continue
+            needed |= {path.name for name, _ in files for path in self.places(name)}
+            if (kept := kept + 1) == KEPT:
+                break
         for path in self.folder.iterdir():
-            if path.name not in needed:
+            if OURS.fullmatch(path.name) and path.name not in needed and not path.is_dir():
                 path.unlink(missing_ok=True)
+
+    def files_of(self, round: int) -> list[tuple[str, dict[str, int] | None]]:
+        """The files that a checkpoint is made of, with their sizes and checksums; its own JSON knows that itself."""
+        record, name = self._record(round), f"{round:08d}"
+        clients = [(f["name"], {"bytes": f["bytes"], "crc32": f["crc32"]}) for f in record["clients"]]
+        main = (f"{name}.safetensors", {"bytes": record["bytes"], "crc32": record["crc32"]})
+        return [(f"{name}.json", None), main, *clients]
 
     def forget_after(self, round: int) -> None:
         """Remove checkpoints later than a round, which could not be used."""
         for later in self.rounds():
             if later > round:
-                (self.folder / f"{later:08d}.json").unlink(missing_ok=True)
+                for path in self.places(f"{later:08d}.json"):
+                    path.unlink(missing_ok=True)
 
     # reading
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, the newest first."""
-        found = sorted(self.folder.glob("[0-9]*.json"), reverse=True)
-        return [int(path.stem) for path in found if path.stem.isdigit()]
+        found = {path.name.split(".")[0] for path in self.folder.glob("[0-9]*.json") if path.is_file()}
+        return sorted((int(stem) for stem in found if re.fullmatch(r"\d{8,}", stem, re.ASCII)), reverse=True)
 
     def read(self, round: int, fresh: State) -> Saved:
         """A checkpoint, if it is whole and fits a run that begins with the state `fresh`; else Unusable."""
@@ -187,56 +217,91 @@ class Checkpoints:
             kinds = classes_in([fresh.server, fresh.in_flight])
             server = from_json(record["server"], content, kinds)
             in_flight = from_json(record["in_flight"], content, kinds)
-            server_x = server.x
+            past = from_json(record["pseudo_gradients"], content, kinds) if "pseudo_gradients" in record else ()
             files = [ClientFile(**file) for file in record["clients"]]
             for file in files:
                 rows = self._content(file.name, file.bytes, file.crc32)
                 ids = rows.pop("clients").tolist()
-                fresh.clients.scatter(ids, _record(fresh.clients, rows))
+                fresh.clients.scatter(ids, _record(fresh.clients, rows, len(ids)))
             best = record["best"]
             kept = None if best is None else Best(best["round"], best["value"], content["best.x"])
             marks = record["recorded"]
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise Unusable(f"it does not fit ({error})") from error
-        if server_x.shape != fresh.server.x.shape or server_x.dtype != fresh.server.x.dtype:
-            raise Unusable("it is of another model")
+        x = fresh.server.x
+        if not _alike((server, past, kept and kept.x), (fresh.server, (), x), x):
+            raise Unusable("its vectors have other shapes or dtypes: it is of another model or method")
         fresh.clients.changed()
         fresh.clients.round = round
-        return Saved(State(round, server, fresh.clients, in_flight), kept, marks, files)
+        return Saved(State(round, server, fresh.clients, in_flight, past, privacy=fresh.privacy), kept, marks, files)
 
     def _record(self, round: int) -> dict[str, Any]:
-        path = self.folder / f"{round:08d}.json"
-        try:
-            record = json.loads(path.read_bytes())
-            check = record.pop("check")
-            content = json.dumps(record, sort_keys=True).encode()
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise Unusable(f"{path.name} cannot be read ({error})") from error
-        if zlib.crc32(content) != check:
-            raise Unusable(f"{path.name} is damaged")
-        if record.get("format") != FORMAT:
-            raise Unusable(f"{path.name} was written by another version of undrift")
-        return record
+        return self._either(f"{round:08d}.json", signed_record)
 
     def _content(self, name: str, size: int, crc: int) -> dict[str, Tensor]:
-        path = self.folder / name
+        return self._either(name, partial(_tensors_in, size=size, crc=crc))
+
+    def _either(self, name: str, read: Callable[[Path], T]) -> T:
+        """A file, or its copy."""
+        path, copy = self.places(name)
         try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise Unusable(f"{name} cannot be read ({error.strerror})") from error
-        if len(data) != size:
-            raise Unusable(f"{name} is cut short: {len(data)} of {size} bytes")
-        if zlib.crc32(data) != crc:
-            raise Unusable(f"{name} is damaged: its checksum is not what was written")
-        try:
-            return load(data)
-        except SafetensorError as error:
-            raise Unusable(f"{name} is damaged ({error})") from error
+            return read(path)
+        except Unusable as error:
+            try:
+                found = read(copy)
+            except Unusable:
+                raise error from None
+            log.warning("%s; its copy is used", error)
+            self._mended = True
+            return found
 
 
-def newest(
-    checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool]
-) -> Saved | None:
+def signed_record(path: Path) -> dict[str, Any]:
+    """The JSON of a checkpoint, if it is what was written by this version; else Unusable."""
+    try:
+        record = json.loads(path.read_bytes())
+        check = record.pop("check")
+        content = json.dumps(record, sort_keys=True).encode()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise Unusable(f"{path.name} cannot be read ({error})") from error
+    if zlib.crc32(content) != check:
+        raise Unusable(f"{path.name} is damaged")
+    if record.get("format") != FORMAT:
+        raise Unusable(
+            f"{path.name} was written by another version of undrift (format {record.get('format')}, this one has {FORMAT})"
+        )
+    return record
+
+
+def _tensors_in(path: Path, size: int, crc: int) -> dict[str, Tensor]:
+    name = path.name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Unusable(f"{name} cannot be read ({error.strerror})") from error
+    if len(data) != size:
+        raise Unusable(f"{name} is cut short: {len(data)} of {size} bytes")
+    if zlib.crc32(data) != crc:
+        raise Unusable(f"{name} is damaged: its checksum is not what was written")
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise Unusable(f"{name} is damaged ({error})") from error
+
+
+def _alike(found: Any, fresh: Any, x: Tensor) -> bool:
+    """Whether the vectors of a restored state are of the kind that a run begins with, or like its model.
+
+    A method may keep ever more of them, in a tuple or as rows, so their number is not compared.
+    """
+    if isinstance(found, Tensor):
+        like = fresh if isinstance(fresh, Tensor) else x
+        return found.dtype == like.dtype and found.dim() == like.dim() and found.shape[-1:] == like.shape[-1:]
+    known = children(fresh) or {}
+    return all(_alike(part, known.get(name), x) for name, part in (children(found) or {}).items())
+
+
+def newest(checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool]) -> Saved | None:
     """The newest checkpoint that can be used; None if there is none at all.
 
     Older ones are tried in turn, each failure is said.  If none can be used nothing is touched.
@@ -279,8 +344,9 @@ def _lay_out(draft: Draft, clients: ClientStates, ids: Sequence[int]) -> None:
     clients.gather_into([room[name] for name in kinds], ids)
 
 
-def _record(clients: ClientStates, rows: dict[str, Tensor]) -> Any:
-    example = clients.gather([])
-    if len(tensors(example)) != len(rows):
-        raise InvalidInput(f"{len(rows)} fields a client, {len(tensors(example))} expected")
-    return rebuild(example, iter([rows[name] for name in sorted(rows)]))
+def _record(clients: ClientStates, rows: dict[str, Tensor], count: int) -> Any:
+    example, found = clients.gather([]), [rows[name] for name in sorted(rows)]
+    expected = [(t.dtype, (count, *t.shape[1:])) for t in tensors(example)]
+    if [(t.dtype, tuple(t.shape)) for t in found] != expected:
+        raise InvalidInput(f"client states are {[tuple(t.shape) for t in found]}, {[e[1] for e in expected]} expected")
+    return rebuild(example, iter(found))

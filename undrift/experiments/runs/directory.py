@@ -8,20 +8,25 @@
     visits.jsonl         in virtual time, the first thousand visits of clients: who did what when
     checkpoints/         to go on from after an interruption
     best.safetensors     the best model, model.safetensors the last one, by the names of its parameters
-    result.json          how it ended; only there when it did
+    result.json          how it ended, and checksums of what there is; only there when it did
+    .NAME.copy           of experiment.toml, manifest.json, metrics.jsonl and visits.jsonl, should they be damaged
 
 A comparison is a directory of such directories, one a method and seed, with its own experiment.toml and manifest.json.
 """
 
 import hashlib
+import json
+import logging
 import os
 import platform
 import shlex
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +37,29 @@ from undrift.data.store import checksum
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federations
 from undrift.experiments.config.toml import read, to_toml
-from undrift.experiments.runs.files import plain, read_json, read_lines, write_aside, write_json
+from undrift.experiments.runs.files import (
+    CHECK,
+    Damaged,
+    Lines,
+    checksum_of,
+    copy_of,
+    json_line,
+    plain,
+    read_checked,
+    read_json,
+    read_json_or_copy,
+    whole_lines,
+    write_aside,
+    write_json,
+)
 from undrift.metrics.evaluator import OWN
 from undrift.simulation.results import Round
 
+log = logging.getLogger("undrift")
+
 EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
 METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"
+DEPLOYMENT, FAULTS, WIRE = "deployment.json", "faults.jsonl", "wire.jsonl"  # of runs on real nodes
 VISITS = "visits.jsonl"
 LISTED = 1000  # participants of a round that are recorded by number
 
@@ -56,18 +78,39 @@ class RunDirectory:
 
     @property
     def experiment_text(self) -> str:
-        return (self.path / EXPERIMENT).read_text(encoding="utf-8")
+        path = self.path / EXPERIMENT
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise Damaged(f"{path} is damaged ({error}): {copy_of(path).name} is a copy of it") from error
+
+    @property
+    def recorded_text(self) -> str:
+        """The text of the experiment that the run was made with: of its copy, with a warning, if the file is another."""
+        path, known = self.path / EXPERIMENT, self.manifest()
+        digests = {known.get("experiment"), known.get("next")} - {None}
+        for file in (path, copy_of(path)):
+            content = file.read_bytes() if file.is_file() else b""
+            if not digests or digest(content) in digests:
+                if file != path:
+                    log.warning("%s is damaged or was changed after the run began: its copy is used", path)
+                return content.decode() if digests else self.experiment_text
+        raise Damaged(f"{path} is damaged or was changed after the run began, and there is no copy: put it back")
 
     def experiment(self) -> Experiment:
         return self.known or read(self.path / EXPERIMENT)
 
     def manifest(self) -> dict[str, Any]:
-        return read_json(self.path / MANIFEST)
+        return read_json_or_copy(self.path / MANIFEST)
 
     def result(self) -> dict[str, Any] | None:
-        """How the run ended, None if it has not."""
+        """How the run ended, None if it has not; if that cannot be read, the run has its end still to come."""
         path = self.path / RESULT
-        return read_json(path) if path.exists() else None
+        try:
+            return read_json(path) if path.exists() else None
+        except Damaged as error:
+            log.warning("%s; `undrift resume` writes it anew", error)
+            return None
 
     @property
     def is_run(self) -> bool:
@@ -76,10 +119,13 @@ class RunDirectory:
 
     def rounds(self) -> list[dict[str, Any]]:
         """The recorded rounds: metrics, bytes and `seconds`, a dictionary a round."""
-        lines = list(read_lines(self.path / METRICS))
-        times = [line["seconds"] for line in read_lines(self.path / TIMES)]
-        times += [None] * (len(lines) - len(times))
-        return [{**line, "seconds": s} for line, s in zip(lines, times, strict=False)]
+        times = read_times(self.path / TIMES)
+        return [{**line, "seconds": times.get(line["round"])} for line in self.recorded(METRICS)]
+
+    def recorded(self, name: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl or visits.jsonl, checked."""
+        files = (self.result() or {}).get("files", {})
+        return read_checked(self.path / name, files.get(name))
 
 
 def create(
@@ -97,18 +143,18 @@ def create(
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
         own = {file: checksum(Path(file)) for file in experiment.use}
-        write_json(path / MANIFEST, {**manifest(text), "use": own, **about})
-        write_aside(path / EXPERIMENT, text.encode())  # last: with it the directory is made
+        write_json(path / MANIFEST, {**manifest(text), "use": own, **about}, copy=True)
+        for file in (copy_of(path / EXPERIMENT), path / EXPERIMENT):  # last: with it the directory is made
+            write_aside(file, text.encode())
     except OSError as error:
-        raise InvalidInput(
-            f"{path} cannot be written ({error.strerror}): --out chooses another place"
-        ) from error
+        raise InvalidInput(f"{path} cannot be written ({error.strerror}): --out chooses another place") from error
     return RunDirectory(path, experiment, federations or Federations())
 
 
 def _occupied(path: Path) -> bool:
     """Whether a directory holds anything but what `create` had begun to write."""
-    begun = {MANIFEST, f".{MANIFEST}.part", f".{EXPERIMENT}.part", ".lock"}
+    own = {MANIFEST, ".lock", copy_of(path / MANIFEST).name, copy_of(path / EXPERIMENT).name}
+    begun = own | {f".{name}.part" for name in (*own, EXPERIMENT)}
     return any(entry.name not in begun for entry in path.iterdir())
 
 
@@ -121,15 +167,14 @@ def open_directory(path: Path) -> RunDirectory:
     directory = RunDirectory(path)
     known = directory.manifest()
     anew = f"start anew with `undrift run {shlex.quote(str(path / EXPERIMENT))} --out NEW`"
-    if _digest(directory.experiment_text) not in (known.get("experiment"), known.get("next")):
+    if digest(directory.experiment_text) not in (known.get("experiment"), known.get("next")):
+        copy = copy_of(path / EXPERIMENT)
         raise InvalidInput(
-            f"{path / EXPERIMENT} was changed after the run began: put it back, or {anew}"
+            f"{path / EXPERIMENT} was changed after the run began: put it back ({copy.name} is a copy), or {anew}"
         )
-    for file, digest in known.get("use", {}).items():
-        if not Path(file).is_file() or checksum(Path(file)) != digest:
-            raise InvalidInput(
-                f"{file} was changed after the run in {path} began: put it back, or {anew}"
-            )
+    for file, known_digest in known.get("use", {}).items():
+        if not Path(file).is_file() or checksum(Path(file)) != known_digest:
+            raise InvalidInput(f"{file} was changed after the run in {path} began: put it back, or {anew}")
     return replace(directory, known=directory.experiment())
 
 
@@ -137,13 +182,18 @@ def rewrite(directory: RunDirectory, experiment: Experiment) -> RunDirectory:
     """Give a directory another experiment, one that continues what is there."""
     text, known = to_toml(experiment), directory.manifest()
     path = directory.path / MANIFEST
-    write_json(
-        path, {**known, "next": _digest(text)}
-    )  # stopped at any moment, one of them is right
-    write_aside(directory.path / EXPERIMENT, text.encode())
+    write_json(path, {**known, "next": digest(text)}, copy=True)  # stopped at any moment, one of them is right
+    for file in (copy_of(directory.path / EXPERIMENT), directory.path / EXPERIMENT):
+        write_aside(file, text.encode())
     (directory.path / RESULT).unlink(missing_ok=True)
-    write_json(path, {**known, "experiment": _digest(text)})
+    write_json(path, {**known, "experiment": digest(text)}, copy=True)
     return replace(directory, known=experiment)
+
+
+def free_path(path: Path) -> Path:
+    """This path, or the first with a number behind it that is not there yet."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], numbered) if not each.exists())
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:
@@ -158,7 +208,7 @@ def manifest(experiment_text: str) -> dict[str, Any]:
     """Where and with what a run is made."""
     packages = ("undrift", "torch", "numpy", "safetensors", "pydantic", "scikit-learn")
     return {
-        "experiment": _digest(experiment_text),
+        "experiment": digest(experiment_text),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
         "python": platform.python_version(),
@@ -196,8 +246,49 @@ def as_line(r: Round) -> dict[str, Any]:
     line |= {"bytes_down": r.bytes_down, "bytes_up": r.bytes_up}
     if r.timing is not None:
         timing = {name: value for name, value in asdict(r.timing).items() if name != "visits"}
+        timing |= {name: plain(timing[name]) for name in ("chi2", "chi2_steps")}  # infinite until all were used
         line |= {"virtual_seconds": r.time, "timing": timing}
     return line | metrics_of(r)
+
+
+def as_time(r: Round) -> dict[str, Any]:
+    """A round as times.jsonl has it, with a checksum of its own."""
+    return _time_line(r.round, r.seconds)
+
+
+def _time_line(round: int, seconds: float | None) -> dict[str, Any]:
+    line = {"round": round, "seconds": seconds}
+    return {**line, CHECK: checksum_of(line)}
+
+
+def times_until(path: Path, round: int) -> Lines:
+    """times.jsonl to go on with after a round: whatever happened to it, it has a line for every round before."""
+    known = read_times(path) if round else {}
+    content = b"".join(json_line(_time_line(each, known.get(each))) for each in range(1, round + 1))
+    write_aside(path, content)
+    return Lines(path, len(content), zlib.crc32(content))
+
+
+def read_times(path: Path) -> dict[int, float | None]:
+    """The seconds of rounds.  They are for people: what is damaged is left out, with a warning."""
+    times, damaged = times_in(path)
+    if damaged:
+        log.warning("%d lines of %s are damaged: the seconds of these rounds are not known", damaged, path)
+    return times
+
+
+def times_in(path: Path) -> tuple[dict[int, float | None], int]:
+    """The seconds of rounds as far as they are sound, and how many lines are not."""
+    times, damaged = {}, 0
+    for line in whole_lines(path):
+        try:
+            read = json.loads(line)
+            if CHECK in read and read.pop(CHECK) != checksum_of(read) or read.keys() != {"round", "seconds"}:
+                raise ValueError("damaged")
+            times[read["round"]] = read["seconds"]
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            damaged += 1
+    return times, damaged
 
 
 def metrics_of(r: Round) -> dict[str, float | None]:
@@ -212,9 +303,10 @@ def metrics_in(line: Mapping[str, Any]) -> dict[str, float | None]:
 
 def sent_before(path: Path, round: int) -> int:
     """Bytes sent in the rounds of a run before this one."""
-    lines = read_lines(path / METRICS)
+    lines = read_checked(path / METRICS)
     return sum(x["bytes_down"] + x["bytes_up"] for x in lines if x["round"] < round)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest(text: str | bytes) -> str:
+    """Of an experiment, as its manifest has it."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 from time import perf_counter, time
 
@@ -29,11 +29,13 @@ from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.experiments.runs.running import config_of
 from undrift.problems.quadratic import Quadratic
 from undrift.simulation.api import PreparedRun, RunConfig, prepare
+from undrift.simulation.batched_runs import Trial, rounds_together
 from undrift.simulation.client_states import half_of_memory
 
 ENOUGH_SECONDS, ENOUGH_ROUNDS = 1.0, 8  # of usual rounds
 AT_MOST_SECONDS = 4.0  # of them, if they are slow
 LOOKED_AT = 500  # rounds whose steps are counted
+STEPS_LOOKED_AT = 100  # rounds whose steps are told
 MARK = "timing "  # what else is printed comes from a user's file
 REPORT = 0.6  # a report takes about this part of what it takes to start a process
 
@@ -75,7 +77,7 @@ def estimate(
     names = ("start", "setup", "compiling", "rounds", "evaluation")
     workers = [dict.fromkeys(names, 0.0) for _ in range(jobs)]
     seeds = [experiment.seeds[0] if jobs == 1 else None] * jobs  # whose federation each one has
-    for label, seed in experiment.runs():
+    for label, seed in [(label, seed) for label, seed in experiment.runs() if label in timings]:
         n = min(range(jobs), key=lambda n: sum(workers[n].values()))  # who is free first
         parts, timing = workers[n], timings[label]
         if not parts["rounds"]:  # its first run
@@ -105,9 +107,7 @@ def measure_experiment(experiment: Experiment, jobs: int) -> dict[str, RunTiming
     with TemporaryDirectory(prefix="undrift-dry-") as folder:
         sample = list(islice(cycle(labels), each * jobs))
         parts = [sample[n::jobs] for n in range(jobs)]
-        processes = [
-            _start(experiment, part, Path(folder) / str(n), jobs) for n, part in enumerate(parts)
-        ]
+        processes = [_start(experiment, part, Path(folder) / str(n), jobs) for n, part in enumerate(parts)]
         try:
             for process, part in zip(processes, parts, strict=True):
                 said, errors = process.communicate()
@@ -124,9 +124,7 @@ def measure_experiment(experiment: Experiment, jobs: int) -> dict[str, RunTiming
     return {label: _mean(timings) for label, timings in measured.items()}
 
 
-def _start(
-    experiment: Experiment, labels: Sequence[str], folder: Path, jobs: int
-) -> "subprocess.Popen[str]":
+def _start(experiment: Experiment, labels: Sequence[str], folder: Path, jobs: int) -> "subprocess.Popen[str]":
     paths = []
     for number, label in enumerate(labels):
         one = experiment.single(label, experiment.seeds[0])
@@ -192,6 +190,26 @@ def measure(path: Path, start: float, jobs: int, federations: Federations) -> Ru
     return RunTiming(start, compiler, setup, max(0.0, once), seconds, evaluation, sizes)
 
 
+def seconds_together(runs: Sequence[RunConfig]) -> float:
+    """The seconds of a round of one run, evaluation included, where these are computed as the trials of a sweep are."""
+    first, spent = runs[0], []
+    playing = rounds_together(
+        [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
+        rounds=first.rounds,
+        participation=first.participation,
+        engine=first.engine,
+    )
+    for _ in islice(playing, 2):  # in which clients are computed alone as well, to check the method
+        pass
+    last = perf_counter()
+    for _ in playing:
+        spent.append(perf_counter() - last)
+        if sum(spent) > ENOUGH_SECONDS or len(spent) >= ENOUGH_ROUNDS:
+            break
+        last = perf_counter()
+    return median(spent) / len(runs)
+
+
 @cache
 def load_compiler() -> float:
     """Compile something small, so that what a process loads for it is there; returns how long it took."""
@@ -223,6 +241,15 @@ def steps_of(config: RunConfig, t: int) -> list[int]:
     problem = config.problem
     clients = config.participation.draw(config.seed, t, problem.weights).clients
     return config.local.count(problem, Key(config.seed, t), clients)
+
+
+def span_of_steps(config: RunConfig) -> tuple[int, float, int] | None:
+    """The least, the median and the most local steps of a client in a round; None in virtual time, which has no cohorts."""
+    if config.timed:
+        return None
+    rounds = range(1, min(config.rounds, STEPS_LOOKED_AT) + 1)
+    steps = sorted(count for t in rounds for count in steps_of(config, t))
+    return (steps[0], median(steps), steps[-1]) if steps else None
 
 
 def main(jobs: str, *paths: str) -> None:

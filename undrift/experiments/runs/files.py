@@ -1,40 +1,72 @@
-"""Files that are whole or not there, and lines that are counted."""
+"""Files that are whole or not there, that know when they are damaged, and lines that are counted.
+
+JSON files carry a checksum of what is in them.  A file of lines has a copy beside it, `.NAME.copy`, whose lines begin with
+their checksums: where the two differ, it is known which of them is damaged.
+"""
 
 import errno
 import json
+import logging
 import math
 import mmap
 import os
+import socket
+import stat
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput
 
+log = logging.getLogger("undrift")
 
-def write_aside(path: Path, content: bytes | memoryview) -> None:
+OWNER_ONLY, AS_USUAL = 0o600, 0o666  # what holds a model or a state, and what the umask says
+
+
+class Damaged(InvalidInput):
+    """A file that is not what was written."""
+
+
+def write_aside(path: Path, content: bytes | memoryview, mode: int = AS_USUAL) -> None:
     """Write beside the place, make sure of it, rename: under its own name a file is always whole."""
     aside = _beside(path)
     try:
-        with aside.open("wb") as file:
+        with os.fdopen(_created(aside, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        _removed(aside)
         raise
 
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
+
+
+def copy_of(path: Path) -> Path:
+    """Where the copy of a file is."""
+    return path.with_name(f".{path.name}.copy")
+
+
+def _created(aside: Path, mode: int, flags: int = 0) -> int:
+    """A new file to write to: what was left under its name goes first, so that no link is followed."""
+    aside.unlink(missing_ok=True)
+    return os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, mode)
+
+
+def _removed(aside: Path) -> None:
+    with suppress(OSError):  # a directory of that name is not ours; the first error is the one to tell
+        aside.unlink(missing_ok=True)
 
 
 Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its numbers and its shape
@@ -82,10 +114,7 @@ class Draft:
         if self._size > len(self._memory):
             self._memory = _pages(self._size)
         self._memory[:start] = len(text).to_bytes(8, "little") + text
-        return {
-            name: self._view(start + at, dtype, shape)
-            for name, (at, dtype, shape) in places.items()
-        }
+        return {name: self._view(start + at, dtype, shape) for name, (at, dtype, shape) in places.items()}
 
     def fill(self, content: Mapping[str, Tensor]) -> None:
         """Take these tensors in."""
@@ -98,10 +127,11 @@ class Draft:
         """The file, until the next one is laid out."""
         return memoryview(self._memory)[: self._size]
 
-    def write(self, path: Path) -> tuple[int, int]:
-        """Write the file aside and rename it; returns its size and checksum."""
-        if "O_DIRECT" not in vars(os) or not self._write_directly(path):
-            write_aside(path, self.content)
+    def write(self, *paths: Path) -> tuple[int, int]:
+        """Write the file aside and rename it, once for every path; returns its size and checksum."""
+        for path in paths:
+            if "O_DIRECT" not in vars(os) or not self._write_directly(path):
+                write_aside(path, self.content, OWNER_ONLY)
         return self._size, zlib.crc32(self.content)
 
     def _view(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -114,7 +144,7 @@ class Draft:
         """Write whole blocks past the cache; False where the file system cannot."""
         aside = _beside(path)
         try:
-            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+            file = _created(aside, OWNER_ONLY, os.O_DIRECT)
             try:
                 blocks = memoryview(self._memory)[: -(-self._size // BLOCK) * BLOCK]
                 done = 0
@@ -126,7 +156,7 @@ class Draft:
                 os.close(file)
             os.replace(aside, path)
         except OSError as error:
-            aside.unlink(missing_ok=True)
+            _removed(aside)
             if error.errno == errno.EINVAL:
                 return False
             raise
@@ -143,24 +173,62 @@ def _pages(size: int) -> mmap.mmap:
 
 def synced(path: Path) -> None:
     """Make sure that what was written to a file is on the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    with path.open("r+b") as file:  # not every system syncs what is open for reading only
+        os.fsync(file.fileno())
 
 
-def write_json(path: Path, content: Any) -> None:
-    """A JSON file for people and programs."""
-    write_aside(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+def synced_names(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk, where the system can."""
+    with suppress(PermissionError):  # Windows opens no folders
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+CHECK, FORMAT = "crc32", "format"  # of a JSON object: a checksum of the rest, and that there is one
+
+
+def write_json(path: Path, content: Any, copy: bool = False) -> None:
+    """A JSON file for people and programs; an object knows its checksum, and may have a copy."""
+    if isinstance(content, dict):
+        rest = {FORMAT: 1} | {name: value for name, value in content.items() if name != CHECK}
+        content = {**rest, CHECK: checksum_of(rest)}
+    data = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+    for place in (copy_of(path), path) if copy else (path,):
+        write_aside(place, data)
 
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; what is wrong with it is said."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read ({error})") from error
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path} cannot be read ({error})") from error
+    if isinstance(content, dict) and (FORMAT in content or CHECK in content):  # neither: written before there were any
+        if content.pop(CHECK, None) != checksum_of(content):
+            raise Damaged(f"{path} is damaged: its checksum is not what was written")
+        content.pop(FORMAT, None)
+    return content
+
+
+def read_json_or_copy(path: Path) -> Any:
+    """The same of a file that has a copy, which is used, with a warning, if the file is damaged."""
+    try:
+        return read_json(path)
+    except Damaged as error:
+        try:
+            content = read_json(copy_of(path))
+        except InvalidInput:
+            raise error from None
+        log.warning("%s; its copy is used", error)
+        return content
+
+
+def checksum_of(content: Mapping[str, Any]) -> int:
+    """Of an object, however it is laid out in a file."""
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def plain(value: float) -> float | None:
@@ -168,21 +236,29 @@ def plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def json_line(line: Mapping[str, Any]) -> bytes:
+    """An object as a line."""
+    return (json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n").encode()
+
+
 class Lines:
     """A file of JSON lines that knows how much of it has been written, so that it can be cut back to there."""
 
-    def __init__(self, path: Path, size: int = 0, crc: int = 0):
+    def __init__(self, path: Path, size: int = 0, crc: int = 0, copy: bool = False):
         self.path, self.size, self.crc = path, size, crc
         path.touch()
+        if copy:  # before the file is cut: until then it has all that the copy has
+            write_aside(copy_of(path), b"".join(map(_with_check, whole_lines(path, size))))
         os.truncate(path, size)
         self._file = path.open("ab", buffering=0)
+        self._copy = copy_of(path).open("ab", buffering=0) if copy else None
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Append a line, at once."""
-        content = (json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        written = self._file.write(content)
-        if written != len(content):  # the disk is full, or nearly
-            raise OSError(28, "No space left on device", str(self.path))
+        content = json_line(line)
+        for file, data in ((self._file, content), (self._copy, _with_check(content))):
+            if file is not None and file.write(data) != len(data):  # the disk is full, or nearly
+                raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
         self.size, self.crc = self.size + len(content), zlib.crc32(content, self.crc)
 
     def mark(self) -> dict[str, int]:
@@ -191,41 +267,139 @@ class Lines:
 
     def close(self) -> None:
         self._file.close()
+        if self._copy is not None:
+            self._copy.close()
+
+
+def whole_lines(path: Path, size: int = -1) -> list[bytes]:
+    """The lines in the first bytes of a file, without one that was being written; none if there is no file."""
+    try:
+        with path.open("rb") as file:
+            return [line + b"\n" for line in file.read(size).split(b"\n")[:-1]]
+    except OSError:
+        return []
+
+
+def _with_check(line: bytes) -> bytes:
+    return b"%08x %s" % (zlib.crc32(line), line)
+
+
+def copied_lines(path: Path) -> list[bytes] | None:
+    """The lines of a file as its copy has them; None if there is none that is sound."""
+    if not copy_of(path).is_file():
+        return None
+    whole = whole_lines(copy_of(path))
+    lines = [line[9:] for line in whole]
+    return lines if all(_with_check(line) == each for line, each in zip(lines, whole, strict=True)) else None
+
+
+def with_checksum(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line that knows when it is damaged."""
+    return {**line, CHECK: checksum_of(line)}
+
+
+def checked_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The lines that are as they were written, whatever became of those between them; the numbers of the others."""
+    sound: list[dict[str, Any]] = []
+    damaged: list[int] = []
+    for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+        try:
+            line = json.loads(text)
+            if line.pop(CHECK) != checksum_of(line):
+                raise ValueError("damaged")
+            sound.append(line)
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            damaged.append(number)
+    return sound, damaged
+
+
+def marked(path: Path, mark: Mapping[str, int]) -> bytes | None:
+    """What was marked of a file, from itself or, with a warning, from its copy; None if neither has it."""
+    if holds(path, mark):
+        return path.read_bytes()[: mark["bytes"]]
+    content = b"".join(copied_lines(path) or ())[: mark["bytes"]]
+    if mark_of_bytes(content) != mark:
+        return None
+    log.warning("%s is damaged: its copy is used", path)
+    return content
+
+
+def mark_of_bytes(content: bytes) -> dict[str, int]:
+    """What is known of a file with this content."""
+    return {"bytes": len(content), "crc32": zlib.crc32(content)}
+
+
+def mark_of(path: Path) -> dict[str, int]:
+    """A file's size and checksum."""
+    crc = size = 0
+    with path.open("rb") as file:
+        while part := file.read(2**24):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+    return {"bytes": size, "crc32": crc}
 
 
 def holds(path: Path, mark: Mapping[str, int]) -> bool:
     """Whether a file begins with what was marked."""
     try:
         with path.open("rb") as file:
-            content = file.read(mark["bytes"])
+            return mark_of_bytes(file.read(mark["bytes"])) == mark
     except OSError:
         return False
-    return len(content) == mark["bytes"] and zlib.crc32(content) == mark["crc32"]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file of JSON lines; one that was being written is left out."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return
-    for line in content.split(b"\n")[:-1]:
+    for line in whole_lines(path):
         try:
             yield json.loads(line)
         except ValueError:
             return
 
 
+def read_checked(path: Path, mark: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    """The same of a file that has a copy, and that was marked when it was finished; Damaged if neither can be trusted."""
+    copied = copied_lines(path)  # first: the file itself is never behind
+    lines = whole_lines(path)
+    differs = not holds(path, mark) if mark else copied is not None and lines[: len(copied)] != copied
+    if differs:
+        if copied is None or (mark and mark_of_bytes(b"".join(copied)) != mark):
+            raise Damaged(f"{path} is damaged, and so is its copy: `undrift verify {path.parent}` says what is sound")
+        log.warning("%s is damaged: its copy is used", path)
+        lines = copied if mark else [*copied, *lines[len(copied) :]]
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: a line is not JSON ({error})") from error
+
+
 def lock(directory: Path) -> FileLock:
     """Hold a run directory for this process alone; the system lets go of it however the process ends."""
-    held = FileLock(directory / ".lock")
+    path = directory / ".lock"
+    if path.exists() and not stat.S_ISREG(path.lstat().st_mode):
+        raise InvalidInput(f"{path} is not a file, so {directory} cannot be locked: remove it")
+    held = FileLock(path)
     try:
         held.acquire(timeout=1)  # a process that was just killed may take a moment to be gone
     except Timeout:
-        raise InvalidInput(
-            f"{directory} is in use by another process: wait for it, or stop it first"
-        ) from None
+        raise InvalidInput(f"{directory} is in use by {_holder(path)}") from None
+    with suppress(OSError), path.open("r+") as file:  # who it is, for others to tell
+        file.truncate()
+        file.write(f"{os.getpid()}\n{socket.gethostname()}\n")
     return held
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock, and what to do about it."""
+    try:
+        pid, host = path.read_text(encoding="utf-8", errors="replace").split()[:2]
+        number = int(pid)
+    except (OSError, ValueError):
+        return "another process: wait for it, or stop it first"
+    if host != socket.gethostname():
+        return f"process {number} on {host}: wait for it, or stop it there first; if it is gone, remove {path}"
+    if psutil.pid_exists(number):
+        return f"another process, {number}: wait for it, or stop it first"
+    return f"another process: the one that began, {number}, is gone; what it started may still run, else remove {path}"
 
 
 @contextmanager

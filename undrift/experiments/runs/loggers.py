@@ -22,9 +22,7 @@ class TensorBoard:
     """Event files in the run's directory: `tensorboard --logdir RUNS`."""
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any]):
-        self._writer = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter(
-            str(folder / "tensorboard")
-        )
+        self._writer = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder / "tensorboard"))
 
     def add(self, round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -119,6 +117,4 @@ def _module(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise InvalidInput(
-            f'log = ["{extra}"] needs pip install "undrift[{extra}]" ({error})'
-        ) from error
+        raise InvalidInput(f'log = ["{extra}"] needs pip install "undrift[{extra}]" ({error})') from error

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from undrift.core.errors import Stopped
 from undrift.experiments.runs.checkpoint import Checkpoints, Saved, newest
-from undrift.experiments.runs.directory import METRICS, RESULT, TIMES, VISITS, as_line, metrics_in
+from undrift.experiments.runs.directory import METRICS, RESULT, TIMES, VISITS, as_line, as_time, metrics_in, times_until
 from undrift.experiments.runs.files import (
+    OWNER_ONLY,
     Lines,
     alone,
     holds,
+    mark_of,
+    marked,
     plain,
-    read_lines,
+    read_checked,
     write_aside,
     write_json,
 )
@@ -106,15 +109,15 @@ class _Record:
     ):
         self.folder, self.checkpoints = folder, checkpoints
         marks = saved.marks if saved else {}
-        self.lines = {name: _lines(folder / name, marks) for name in (METRICS, TIMES)}
-        if timed:
-            self.lines[VISITS] = _lines(folder / VISITS, marks)
+        names = (METRICS, VISITS) if timed else (METRICS,)
+        self.lines = {name: _lines(folder / name, marks.get(name)) for name in names}
+        self.times = times_until(folder / TIMES, saved.state.round if saved else 0)
         self.kept = _Kept(saved.state, saved.best, marks) if saved else _Kept(fresh, None, marks)
         self.saved = self.kept.state.round
 
     def add(self, r: Round, checkpoint_every: int) -> None:
         self.lines[METRICS].add(as_line(r))
-        self.lines[TIMES].add({"round": r.round, "seconds": r.seconds})
+        self.times.add(as_time(r))
         for visit in r.timing.visits if r.timing else ():
             self.lines[VISITS].add(asdict(visit))
         marks = {name: lines.mark() for name, lines in self.lines.items()}
@@ -132,20 +135,21 @@ class _Record:
         if self.saved < self.kept.state.round:
             self.checkpoint(wait=True)
         state, best = self.kept.state, self.kept.best
-        for visit in still_out(
-            state.in_flight
-        ):  # after the checkpoint: a resumed run records how they end
+        for visit in still_out(state.in_flight):  # after the checkpoint: a resumed run records how they end
             if visit.order <= RECORDED_VISITS:
                 self.lines[VISITS].add(asdict(visit))
         _write_model(self.folder / "model.safetensors", problem, state.server.x, state.round)
         if best is not None:
             _write_model(self.folder / "best.safetensors", problem, best.x, best.round)
         about_best = best and {"round": best.round, "value": plain(best.value)}
-        lines = list(read_lines(self.folder / METRICS))
+        lines = read_checked(self.folder / METRICS)
         last = next((metrics_in(line) for line in reversed(lines) if metrics_in(line)), {})
         result = {"rounds": state.round, "stopped": stopped, "last": last}
         how = {"best": about_best, "models": _how_to_load(problem)}
-        write_json(self.folder / RESULT, result | how)
+        models = ["model.safetensors"] + ["best.safetensors"] * (best is not None)
+        files = {name: mark_of(self.folder / name) for name in models}
+        files |= {name: lines.mark() for name, lines in self.lines.items()}
+        write_json(self.folder / RESULT, {**result, **how, "files": files})
 
     def close(self, save: bool) -> None:
         try:
@@ -154,24 +158,29 @@ class _Record:
             self.checkpoints.finish()
         finally:
             self.checkpoints.close()
-            for lines in self.lines.values():
+            for lines in (*self.lines.values(), self.times):
                 lines.close()
 
 
 def _recorded_by(folder: Path, saved: Saved) -> bool:
-    return all(holds(folder / name, mark) for name, mark in saved.marks.items())
+    """Whether what was recorded by then is there, in the files or in their copies."""
+    return all(marked(folder / name, mark) is not None for name, mark in saved.marks.items())
 
 
-def _lines(path: Path, marks: dict[str, dict[str, int]]) -> Lines:
-    mark = marks.get(path.name, {"bytes": 0, "crc32": 0})
-    return Lines(path, mark["bytes"], mark["crc32"])
+def _lines(path: Path, mark: dict[str, int] | None) -> Lines:
+    """A file to go on with: as it was when it was marked, from its copy if need be."""
+    if mark is None:
+        return Lines(path, copy=True)
+    if not holds(path, mark):
+        write_aside(path, marked(path, mark) or b"")
+    return Lines(path, mark["bytes"], mark["crc32"], copy=True)
 
 
 def _write_model(path: Path, problem: Problem, x: Tensor, round: int) -> None:
     """By the names of the module's parameters where there is a module, else one vector `x`."""
     named = problem.named_parameters(x) if isinstance(problem, FromModule) else {"x": x}
     content = {name: alone(value) for name, value in named.items()}
-    write_aside(path, save(content, metadata={"round": str(round)}))
+    write_aside(path, save(content, metadata={"round": str(round)}), OWNER_ONLY)
 
 
 def _how_to_load(problem: Problem) -> str:

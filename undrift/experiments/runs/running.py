@@ -18,6 +18,7 @@ import torch
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, Federations
+from undrift.experiments.config.toml import Setting, with_settings
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
     FEDERATION,
@@ -28,10 +29,12 @@ from undrift.experiments.runs.directory import (
     rewrite,
     sent_before,
 )
-from undrift.experiments.runs.files import hold, read_json, write_json
+from undrift.experiments.runs.files import Damaged, hold, read_json, write_json
 from undrift.experiments.runs.loggers import Logs
 from undrift.experiments.runs.recorded import Recording, recorded
+from undrift.experiments.runs.references import begin_with_best, is_fine_tuned, reference_run
 from undrift.simulation.api import RunConfig, prepare
+from undrift.simulation.checks import fit_to_run
 from undrift.simulation.client_states import half_of_memory
 from undrift.simulation.engines import EngineChoice
 
@@ -70,6 +73,7 @@ def config_of(experiment: Experiment, built: Federation) -> RunConfig:
         server=experiment.server and experiment.server.make(),
         metrics=experiment.evaluation.metrics,
         codec=experiment.codec_choice,
+        privacy=experiment.privacy and experiment.privacy.make(),
     )
 
 
@@ -90,6 +94,12 @@ def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
     """
     federations, seed = Federations(), experiment.seeds[0]
     built = federations.get(experiment, seed)
+    per_round, N = experiment.participation.per_round, built.problem.N
+    if per_round is not None and per_round > N:
+        raise InvalidInput(
+            f"participation.per_round = {per_round} (--per-round) is more than there are clients, {N}: "
+            'ask for at most so many, or for all of them with scheme = "everyone" (--everyone)'
+        )
     for label in experiment.labels:
         run = prepare(config_of(experiment.single(label, seed), built))
         first = label == experiment.labels[0]
@@ -99,16 +109,56 @@ def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
 
 
 def extend(directory: RunDirectory, rounds: int) -> RunDirectory:
-    """The same experiment for more rounds: what is done stays, the rest is left to do."""
+    """The same experiment, with all its runs, for more rounds: what is done stays, the rest is left to do."""
     with hold(directory.path):
-        before = directory.experiment()
+        before, paths = directory.experiment(), members(directory)
         if rounds < before.rounds:
+            done = max((len(RunDirectory(path).rounds()) for path in paths), default=0)
             raise InvalidInput(
-                f"{directory.path} has {before.rounds} rounds already: --rounds must be more, got {rounds}"
+                f"--rounds: {directory.path} is planned for {before.rounds} rounds ({done} are done) and can only be "
+                f"made longer, got {rounds}"
             )
         if rounds > before.rounds:
-            return rewrite(directory, before.model_copy(update={"rounds": rounds}))
+            longer = with_settings(before, [Setting(("rounds",), rounds, f"--rounds {rounds}")])
+            _check_extension(before, longer, paths)
+            directory = rewrite(directory, longer)
+            for path, (label, seed) in zip(paths, longer.runs(), strict=True):
+                if path != directory.path and (path / EXPERIMENT).exists():
+                    rewrite(open_directory(path), longer.single(label, seed))
     return directory
+
+
+def _check_extension(before: Experiment, longer: Experiment, paths: Sequence[Path]) -> None:
+    """Refuse more rounds for a method whose schedule follows from their number: its first rounds would have been others."""
+    if before.privacy is not None and before.privacy.epsilon is not None:
+        raise InvalidInput(
+            "--rounds: the noise of these rounds was chosen so that all of them together reach privacy.epsilon: more rounds "
+            "cannot have the same noise; start a new run"
+        )
+    known = next((path / FEDERATION for path in paths if (path / FEDERATION).exists()), None)
+    if known is None:
+        return  # nothing has been done yet
+    N = read_json(known)["clients"]
+    for label in before.labels:
+        fitted = []
+        for each in (before, longer):
+            local = each.local_of(label).for_run(each.rounds)
+            method = fit_to_run(each.methods[label].make(), N, each.participation.make(), each.rounds, local)
+            fitted.append((method, local))
+        if fitted[0] != fitted[1]:
+            raise InvalidInput(
+                f"--rounds: the schedule of {label} follows from the number of rounds, {before.rounds}, so its first ones "
+                "would have been others: start a new comparison, or give the schedule's own length"
+            )
+
+
+def is_finished(directory: RunDirectory) -> bool:
+    """Whether all runs have ended that the directory's experiment asks for, each with as many rounds."""
+    rounds = directory.experiment().rounds
+    return all(
+        RunDirectory(path).result() is not None and open_directory(path).experiment().rounds == rounds
+        for path in members(directory)
+    )
 
 
 def set_workers(directory: RunDirectory, workers: int) -> RunDirectory:
@@ -158,15 +208,20 @@ def run_experiment(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
                 _open_member(path, experiment.single(label, seed))
                 for path, (label, seed) in zip(paths, experiment.runs(), strict=True)
             ]
-        left = [run for run in runs if run.result() is None]
-        if jobs > 1 and len(left) > 1:
-            directory.federations.clear()  # workers build their own
-            paths = [run.path for run in left]
-            yield from _in_processes(paths, min(jobs, len(left)), experiment.threads)
-        else:
-            for run in left:
-                held = run.path == directory.path
-                yield from run_one(run, held, federations=directory.federations)
+        for group in (False, True):  # what is fine-tuned has to be there first
+            some = [run for run in runs if is_fine_tuned(run.path) is group]
+            if group and some:
+                some = begin_with_best(directory.path, experiment, some)
+            yield from _run_all(directory, [run for run in some if run.result() is None], jobs, experiment.threads)
+
+
+def _run_all(directory: RunDirectory, left: Sequence[RunDirectory], jobs: int, threads: int | None) -> Iterator[Update]:
+    if jobs > 1 and len(left) > 1:
+        directory.federations.clear()  # workers build their own
+        yield from _in_processes([run.path for run in left], min(jobs, len(left)), threads)
+        return
+    for run in left:
+        yield from run_one(run, run.path == directory.path, federations=directory.federations)
 
 
 def _open_member(path: Path, experiment: Experiment) -> RunDirectory:
@@ -191,7 +246,7 @@ def run_one(
             torch.set_num_threads(experiment.threads)
         built = (federations or directory.federations).get(experiment, experiment.seeds[0])
         _check_data(directory, built)
-        config = config_of(experiment, built)
+        config = reference_run(experiment, built, path) if experiment.is_reference else config_of(experiment, built)
         memory = experiment.state_memory or half_of_memory() // at_a_time
         recording = Recording(experiment.checkpoint_every, memory)
         logs = _logs(experiment, path)
@@ -219,7 +274,7 @@ def run_one(
 def _logs(experiment: Experiment, path: Path) -> Logs | None:
     if not experiment.log:
         return None
-    (label,), (seed,) = experiment.labels, experiment.seeds
+    (label,), (seed,) = experiment.labels or experiment.reference, experiment.seeds
     config = {"seed": seed, "algorithm": label, "data": experiment.data.name}
     return Logs(experiment.log, path, f"{label} seed {seed}", config)
 
@@ -227,10 +282,15 @@ def _logs(experiment: Experiment, path: Path) -> Logs | None:
 def _check_data(directory: RunDirectory, built: Federation) -> None:
     """Remember what the federation is made of; refuse other data than those the run began with."""
     path = directory.path / FEDERATION
-    if not path.exists():
+    known = None
+    if path.exists():
+        try:
+            known = read_json(path)["checksums"]
+        except (Damaged, KeyError, TypeError) as error:
+            log.warning("%s; it is written anew, from the data as they are now", error)
+    if known is None:
         write_json(path, {**built.problem.summary(), "checksums": built.checksums})
         return
-    known = read_json(path)["checksums"]
     for name in sorted({*known, *built.checksums}):
         if known.get(name) != built.checksums.get(name):
             raise InvalidInput(

@@ -27,9 +27,7 @@ def to_json(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
         return {"record": type(tree).__qualname__, "fields": parts}
     if tree is None or isinstance(tree, (bool, int, float, str)):
         return {"value": tree}
-    raise TypeError(
-        f"{name}: a state holds records, tuples, tensors and plain values, got {type(tree)}"
-    )
+    raise TypeError(f"{name}: a state holds records, tuples, tensors and plain values, got {type(tree)}")
 
 
 def from_json(structure: Any, tensors: Mapping[str, Tensor], classes: Mapping[str, type]) -> Any:

@@ -5,27 +5,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from undrift.core.errors import InvalidInput
-from undrift.core.rng import Key
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.toml import from_dict, to_dict
 from undrift.experiments.sweeps.plan import MethodSearch
-from undrift.experiments.sweeps.space import GAMMA, UNDAMPENED, Candidates, HyperValue, Range
-from undrift.local.settings import Geometric, Local
-from undrift.problems import Problem
+from undrift.experiments.sweeps.space import UNDAMPENED, Candidates, HyperValue, Range
 
 NEAR = 0.02  # of a range: as good as its end
 
 
-def method_words(
-    experiment: Experiment, label: str, chosen: Mapping[str, HyperValue], problem: Problem
-) -> dict[str, Any]:
+def method_words(experiment: Experiment, label: str, chosen: Mapping[str, HyperValue]) -> dict[str, Any]:
     """The words of [algorithms.LABEL] with what was chosen in place of what the experiment says."""
     method = experiment.methods[label]
     words, local = {"name": method.name, **method.parameters}, dict(method.local)
     for path, value in chosen.items():
         if path.startswith("local."):
             local[path.removeprefix("local.")] = value
-        elif path not in (GAMMA, UNDAMPENED):
+        elif path != UNDAMPENED:
             whole, _, part = path.partition(".")  # schedule.eta is a parameter of a method's part
             words[whole] = {**words.get(whole, {}), part: value} if part else value
     if UNDAMPENED in chosen:
@@ -33,23 +28,9 @@ def method_words(
         local["lr"] = float(chosen[UNDAMPENED]) / (1 - made.beta)
     if local:
         words["local"] = local
-    if GAMMA in chosen:
-        words.pop("gamma", None)  # the default is plain averaging
-        if chosen[GAMMA] != 1:
-            work = with_methods(experiment, {label: words}).local_of(label)
-            words["gamma"] = float(chosen[GAMMA]) * averaging(work, problem)
+    if "server_lr" in chosen:
+        words.pop("gamma", None)  # the experiment's, if any: a method takes one of them
     return words
-
-
-def averaging(local: Local, problem: Problem) -> float:
-    """lr K, the gamma that is plain averaging; with unequal numbers of steps, of their mean."""
-    drawn = isinstance(local.steps, tuple | Geometric) or isinstance(local.epochs, tuple)
-    if drawn or isinstance(local.lr, Sequence) or local.decay != 1:
-        raise InvalidInput(
-            f"{GAMMA} other than 1 needs a constant lr and a fixed number of steps or epochs"
-        )
-    steps = local.count(problem, Key(0, 1), range(problem.N))
-    return float(local.lr) * math.fsum(steps) / len(steps)
 
 
 def with_methods(experiment: Experiment, methods: Mapping[str, Mapping[str, Any]]) -> Experiment:
@@ -62,7 +43,7 @@ def with_methods(experiment: Experiment, methods: Mapping[str, Mapping[str, Any]
     return from_dict(words)
 
 
-def check_values(experiment: Experiment, search: MethodSearch, problem: Problem) -> Experiment:
+def check_values(experiment: Experiment, search: MethodSearch) -> Experiment:
     """Try every value once, so that none is refused in the midst of a sweep; returns the first one's experiment."""
     values = {
         path: (choice.low, choice.high) if isinstance(choice, Range) else choice
@@ -71,26 +52,22 @@ def check_values(experiment: Experiment, search: MethodSearch, problem: Problem)
     first = {path: each[0] for path, each in values.items()}
     for path, each in values.items():
         for value in each:
-            _tried(experiment, search.label, {**first, path: value}, problem)
-    return _tried(experiment, search.label, first, problem)
+            _tried(experiment, search.label, {**first, path: value})
+    return _tried(experiment, search.label, first)
 
 
-def _tried(
-    experiment: Experiment, label: str, chosen: Mapping[str, HyperValue], problem: Problem
-) -> Experiment:
-    return with_methods(experiment, {label: method_words(experiment, label, chosen, problem)})
+def _tried(experiment: Experiment, label: str, chosen: Mapping[str, HyperValue]) -> Experiment:
+    return with_methods(experiment, {label: method_words(experiment, label, chosen)})
 
 
-def edges(
-    experiment: Experiment, search: MethodSearch, chosen: Mapping[str, HyperValue], problem: Problem
-) -> Iterator[str]:
+def edges(experiment: Experiment, search: MethodSearch, chosen: Mapping[str, HyperValue]) -> Iterator[str]:
     """What was best at the edge of its values, although the method allows more."""
     for path, choice in search.choices.items():
         beyond = _beyond(choice, chosen[path])
         if beyond is None:
             continue
         try:
-            _tried(experiment, search.label, {**chosen, path: beyond}, problem)
+            _tried(experiment, search.label, {**chosen, path: beyond})
         except InvalidInput:
             continue  # nothing is beyond
         low, high = (choice.low, choice.high) if isinstance(choice, Range) else _ends(choice)

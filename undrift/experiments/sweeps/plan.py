@@ -1,12 +1,13 @@
 """What a sweep is to do: with which values, how often, judged by what."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput, unknown
+from undrift.core.errors import InvalidInput, setting, unknown
 from undrift.core.hyper import check_value
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.sweeps.space import (
@@ -48,7 +49,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            raise unknown("sampler", str(self.sampler), SAMPLERS)
+            raise unknown(setting("sampler", sampler=...), str(self.sampler), SAMPLERS)
         check_value("sweep", "trials", self.trials, int, None, within="[1, inf)")
         check_value("sweep", "seeds", self.seeds, int, None, within="[1, inf)")
         check_value("sweep", "validate", self.validate, float, within="[0, 1)")
@@ -116,6 +117,23 @@ def _search(
     lists = [choice for choice in choices.values() if isinstance(choice, tuple)]
     points = [dict(zip(choices, values, strict=True)) for values in product(*lists)]
     if not fits:  # some of them, none twice
-        order = np.random.default_rng(plan.seed).permutation(len(points))
-        points = [points[number] for number in order[:trials]]
+        points = _evenly(points, trials, plan.seed)
     return MethodSearch(label, choices, trials, tuple(points), row is not None)
+
+
+def _evenly(points: Sequence[dict[str, HyperValue]], count: int, seed: int) -> list[dict[str, HyperValue]]:
+    """Some points of a grid, none twice, drawn so that every value of a parameter is there about as often.
+
+    >>> grid = [{"lr": lr, "beta": beta} for lr in (0.1, 0.3, 1.0) for beta in (0.5, 0.9)]
+    >>> sorted(point["lr"] for point in _evenly(grid, 3, seed=0))
+    [0.1, 0.3, 1.0]
+    """
+    left = [points[number] for number in np.random.default_rng(seed).permutation(len(points))]
+    used: Counter[tuple[str, HyperValue]] = Counter()
+    chosen = []
+    for _ in range(count):
+        point = min(left, key=lambda point: sum(used[item] for item in point.items()))  # the first of equals
+        left.remove(point)
+        used.update(point.items())
+        chosen.append(point)
+    return chosen

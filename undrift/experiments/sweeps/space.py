@@ -1,14 +1,14 @@
 """A space: which values a method's parameters may take in a search.  It is data, in Python or in TOML.
 
 A parameter is named as in an experiment: "beta" is the method's, "local.lr" its local work's, "schedule.eta" that of
-the method which another takes as its schedule.  Two more names are expressions, for papers whose letters are not ours:
+the method which another takes as its schedule.  One more name is an expression, for papers whose letters are not ours:
 
-    "gamma/(lr K)"   the server's step in units of plain averaging: gamma = value * local.lr * K
     "lr (1 - beta)"  the step size of an undampened momentum: local.lr = value / (1 - beta)
 """
 
 import math
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
@@ -20,8 +20,7 @@ from undrift.core.hyper import METHODS
 from undrift.experiments.config.experiment import AlgorithmSection
 from undrift.local.settings import Local
 
-GAMMA, UNDAMPENED = "gamma/(lr K)", "lr (1 - beta)"
-EXPRESSIONS = {GAMMA: ("gamma",), UNDAMPENED: ("beta",)}  # and the parameters a method needs for it
+UNDAMPENED = "lr (1 - beta)"
 
 HyperValue: TypeAlias = float | int | bool | str
 
@@ -80,8 +79,7 @@ class Space:
         fits = [
             row
             for row in self.rows
-            if row.method == method.name
-            and all(method.parameters.get(key) == value for key, value in row.when.items())
+            if row.method == method.name and all(method.parameters.get(key) == value for key, value in row.when.items())
         ]
         return max(fits, key=lambda row: len(row.when), default=None)
 
@@ -98,7 +96,7 @@ def check_choices(name: str, choices: Mapping[str, Candidates]) -> None:
     """Refuse a parameter that a method does not have."""
     own = list(signature(METHODS[name].make).parameters)
     local = [f"local.{word}" for word in Local.__dataclass_fields__]
-    possible = [e for e, needs in EXPRESSIONS.items() if all(word in own for word in needs)]
+    possible = [UNDAMPENED] if "beta" in own else []
     for path in choices:
         part_of = path.partition(".")[0]  # schedule.eta, of a method that is made of another
         if path not in (*own, *local, *possible) and part_of not in own:
@@ -129,9 +127,7 @@ def read_space(path: Path) -> Space:
         return space_from_dict(words, path.stem)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InvalidInput(
-            f"{path} cannot be read ({reason}): give a space's name or file"
-        ) from None
+        raise InvalidInput(f"{path} cannot be read ({reason}): give a space's name or file") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path} is not TOML: {error}") from None
     except InvalidInput as error:
@@ -156,10 +152,7 @@ def space_from_dict(words: Mapping[str, Any], name: str) -> Space:
 
 def space_to_dict(space: Space) -> dict[str, Any]:
     """The words of a space; `space_from` makes it again."""
-    rows = [
-        {"name": r.method, **({"when": dict(r.when)} if r.when else {}), **_plain(r.choices)}
-        for r in space.rows
-    ]
+    rows = [{"name": r.method, **({"when": dict(r.when)} if r.when else {}), **_plain(r.choices)} for r in space.rows]
     return {
         "name": space.name,
         "about": space.about,
@@ -179,6 +172,9 @@ def _row(words: Any) -> SpaceRow:
 
 def _choices(words: Mapping[str, Any]) -> Iterator[tuple[str, Candidates]]:
     for key, value in words.items():
+        if key == "gamma/(lr K)":
+            warnings.warn("'gamma/(lr K)' in a space is now 'server_lr'", DeprecationWarning, stacklevel=2)
+            key = "server_lr"
         if isinstance(value, dict) and not {"low", "high"} & set(value):
             yield from ((f"{key}.{word}", _choice(word, each)) for word, each in value.items())
         else:
@@ -188,9 +184,7 @@ def _choices(words: Mapping[str, Any]) -> Iterator[tuple[str, Candidates]]:
 def _choice(name: str, value: Any) -> Candidates:
     if isinstance(value, dict):
         if not {"low", "high"} <= set(value) <= {"low", "high", "log", "whole"}:
-            raise InvalidInput(
-                f"{name}: a range is written {{low = 0.01, high = 1.0, log = true}}, got {value}"
-            )
+            raise InvalidInput(f"{name}: a range is written {{low = 0.01, high = 1.0, log = true}}, got {value}")
         return Range(**value)
     return check_list(name, value)
 
@@ -207,8 +201,6 @@ def check_list(name: str, values: Any) -> tuple[HyperValue, ...]:
 
 def _plain(choices: Mapping[str, Candidates]) -> dict[str, Any]:
     return {
-        path: {"low": c.low, "high": c.high, "log": c.log, "whole": c.whole}
-        if isinstance(c, Range)
-        else list(c)
+        path: {"low": c.low, "high": c.high, "log": c.log, "whole": c.whole} if isinstance(c, Range) else list(c)
         for path, c in choices.items()
     }

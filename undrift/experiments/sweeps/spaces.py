@@ -1,20 +1,23 @@
-"""Spaces by name: the papers' own grids in our letters, and two for a first look.
+"""Spaces by name: the papers' own grids in our letters, and three for a first look.
 
 ghbm-lenet, ghbm-resnet20, ghbm-shakespeare, ghbm-stackoverflow: Zaccone et al. 2025, Table 7, its four columns.  In it
 eta is the server's step, 1 being plain averaging, and eta_l the local one:
 
     eta_l, wd     local.lr, local.weight_decay
-    eta           server_lr of FedAvg, FedProx, Mime; eta_g of SCAFFOLD; eta of GHBM, FedHBM.  Ours of FedDyn and AdaBest
-                  have no such step, as in their papers: it is 1, which is also what the table found best for both.
+    eta           server_lr of FedAvg, FedProx, Mime, FedCM; eta_g of SCAFFOLD; eta of GHBM, FedHBM.  Ours of FedDyn and
+                  AdaBest have no such step, as in their papers: it is 1, which the table found best for both.
     FedAvgM       momentum undampened as PyTorch's (their best eta, 0.1 with beta = 0.9, is 1 dampened):
                   dampened = false, eta and beta as printed
     MimeMom       mime with opt = "sgdm".  Theirs is undampened, U = g + beta m; ours is the paper's,
                   (1 - beta) g + beta m: the same with local.lr = eta_l / (1 - beta), so "lr (1 - beta)" = eta_l
     MimeLiteMom   mimelite with opt = "sgdm", likewise
-    FedCM         alpha; its server's step is ours with gamma = eta * eta_l * K, so "gamma/(lr K)" = eta
+    FedCM         alpha as printed
     GHBM, FedHBM  beta as printed: it multiplies the momentum
     AdaBest       the table's alpha is mu; beta is not in it and stays what the experiment says
     FedProx       mu as printed, the whole factor of (y - x)
+
+ghbm-mobilenet, ghbm-inaturalist, ghbm-vit: the grids of its appendix C.4 for large images, with E = 5 local epochs; the
+second is wider for SCAFFOLD and MimeMom, as there.  Momenta are not in them and stay what the experiment says.
 
 The batch size, one value a column, is not chosen: set local.batch = 64, 64, 100, 16.
 
@@ -22,15 +25,15 @@ momentum: Cheng et al. 2024, appendix D: eta x beta with gamma = eta K, weight d
 fedgm: Sun et al. 2024, section 6.1: eta, beta (dampened), nu; the local step size is not in it and stays as it is.  FedAvg
 is given the same server steps (there FedSGD).
 fednova: Wang et al. 2020, appendix I: eta for every method, mu for proximal local solvers; 0 is FedNova's plain one.
-quick, search: a small grid and a wide range of lr and the method's momentum, for any method.
+quick, choose, search: two small grids and a wide range of lr and the method's momentum, for any method.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from undrift.core.errors import unknown
+from undrift.core.errors import setting, unknown
 from undrift.experiments.sweeps.space import (
-    GAMMA,
     UNDAMPENED,
     Candidates,
     Range,
@@ -100,7 +103,7 @@ TABLE_7: dict[str, dict[str, tuple[Any, ...]]] = {
         "beta": ((0.99, 0.9), (0.99, 0.95, 0.9), (0.99, 0.9), (0.99, 0.9)),
     },
     "fedcm": {
-        GAMMA: (THREE, THREE, THREE, None),
+        "server_lr": (THREE, THREE, THREE, None),
         "local.lr": (THREE, THREE, THREE, None),
         "alpha": ((0.05, 0.1, 0.5), (0.05, 0.1, 0.5), (0.05, 0.1, 0.5), None),
     },
@@ -135,6 +138,23 @@ def _column(number: int, name: str) -> Space:
     common = {"local.lr": LOCAL[number], "local.weight_decay": DECAY[number]}
     about = f"Zaccone et al. 2025, Table 7: {ZACCONE_COLUMNS[name]}"
     return Space(name, about, common, _rows(rows))
+
+
+def _large_images(name: str, about: str, eta_l: tuple[float, ...], wide: bool = False) -> Space:
+    """A grid of C.4: the server's step times the local one, for the methods that are compared there."""
+    roots = 10**-1.5, 10**-0.5  # half powers of ten
+    steps = (roots[0], 0.1, roots[1], 1.0) if wide else (0.1, 1.0)
+    local = (0.01, roots[0], 0.1, roots[1]) if wide else eta_l
+    rows = {
+        "fedavg": {"server_lr": (0.1, 1.0)},
+        "fedavgm": {"eta": (0.1, 1.0), "dampened": (False,)},
+        "scaffold": {"eta_g": steps, "local.lr": local},
+        "mime opt=sgdm": {"server_lr": steps, UNDAMPENED: local},
+        "ghbm": {"eta": (0.1, 1.0)},
+        "fedhbm": {"eta": (0.1, 1.0)},
+    }
+    common = {"local.lr": eta_l, "local.epochs": (5,)}
+    return Space(name, f"Zaccone et al. 2025, C.4: {about}", common, _rows(rows))
 
 
 BETA = {"beta": (0.1, 0.2, 0.5, 0.8)}
@@ -181,12 +201,13 @@ FEDNOVA = Space(
     rows=_rows({"fedprox": {"mu": MU}, "fednova": {"mu": (0.0, *MU)}}),
 )
 
+LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
 FRESH = (0.1, 0.2, 0.5)  # weight of the fresh gradient
 MOMENTA = (0.5, 0.9, 0.95)  # of the old average
 QUICK = Space(
     "quick",
     "a first look: local.lr, and the method's own momentum",
-    common={"local.lr": (0.01, 0.03, 0.1, 0.3, 1.0)},
+    common={"local.lr": LRS},
     rows=_rows(
         {name: {"beta": FRESH} for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr")}
         | {name: {"beta": FRESH} for name in ("scaffold-m-vr", "mb-storm", "ce-lsgd")}
@@ -204,6 +225,10 @@ QUICK = Space(
     ),
 )
 
+CHOOSE = replace(
+    QUICK, name="choose", about="what `undrift choose` tries: quick with larger steps", common={"local.lr": (*LRS, 3.0)}
+)
+
 FRESH_RANGE, KEPT_RANGE = Range(0.02, 1.0, log=True), Range(0.3, 0.99)
 SEARCH = Space(
     "search",
@@ -215,14 +240,8 @@ SEARCH = Space(
         | {name: {"beta": KEPT_RANGE} for name in ("fedgm", "fedavgm", "fednag")}
         | {name: {"beta": KEPT_RANGE} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
         | {name: {"beta": Range(0.3, 1.0)} for name in ("local-ghbm", "fedhbm")}
-        | {
-            name: {"tau": Range(2, 40, log=True, whole=True)}
-            for name in ("ghbm", "ghbm-server", "ghbm-theory")
-        }
-        | {
-            name: {"eta": Range(0.001, 1.0, log=True)}
-            for name in ("fedadam", "fedyogi", "fedadagrad")
-        }
+        | {name: {"tau": Range(2, 40, log=True, whole=True)} for name in ("ghbm", "ghbm-server", "ghbm-theory")}
+        | {name: {"eta": Range(0.001, 1.0, log=True)} for name in ("fedadam", "fedyogi", "fedadagrad")}
         | {
             "fedcm": {"alpha": FRESH_RANGE},
             "stem": {"a": FRESH_RANGE},
@@ -236,10 +255,14 @@ SPACES: dict[str, Space] = {
     space.name: space
     for space in (
         *(_column(number, name) for number, name in enumerate(ZACCONE_COLUMNS)),
+        _large_images("ghbm-mobilenet", "MobileNetV2 on GLDv2", (0.01, 0.1)),
+        _large_images("ghbm-inaturalist", "MobileNetV2 on iNaturalist", (0.01, 0.1), wide=True),
+        _large_images("ghbm-vit", "ViT-B/16", (0.03, 0.01)),
         MOMENTUM,
         FEDGM,
         FEDNOVA,
         QUICK,
+        CHOOSE,
         SEARCH,
     )
 }
@@ -255,4 +278,4 @@ def space_of(name: str) -> Space:
         return SPACES[name]
     if name.endswith(".toml"):
         return read_space(Path(name))
-    raise unknown("space", name, SPACES)
+    raise unknown(setting("space", space=...), name, SPACES)

@@ -28,9 +28,7 @@ def optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise InvalidInput(
-            'a sweep needs Optuna, which is not installed: pip install "undrift[sweep]"'
-        ) from None
+        raise InvalidInput('a sweep needs Optuna, which is not installed: pip install "undrift[sweep]"') from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -46,9 +44,7 @@ class Store:
             aside.unlink(missing_ok=True)
             self._open(aside)
             for label in labels:
-                self.optuna.create_study(
-                    study_name=label, storage=self.storage, direction=self.direction
-                )
+                self.optuna.create_study(study_name=label, storage=self.storage, direction=self.direction)
             self.close()
             os.replace(aside, path)
         self._open(path)
@@ -76,14 +72,10 @@ class Store:
             for trial in self.study(search.label).get_trials(deepcopy=False)
         ]
 
-    def _read(
-        self, search: MethodSearch, number: int, chosen: dict[str, Any], kept: Mapping[str, Any]
-    ) -> TrialDone:
+    def _read(self, search: MethodSearch, number: int, chosen: dict[str, Any], kept: Mapping[str, Any]) -> TrialDone:
         ended = Outcome(kept["state"], tuple(kept["qualities"]), kept["reason"])
         ordered = {path: chosen[path] for path in search.choices}
-        return TrialDone(
-            search.label, number, search.trials, self.metric, ordered, kept["words"], ended
-        )
+        return TrialDone(search.label, number, search.trials, self.metric, ordered, kept["words"], ended)
 
     def ask(self, search: MethodSearch, plan: Plan, rounds: int) -> "Asked":
         """The next trial of a method, with its parameters."""

@@ -9,7 +9,7 @@ best.toml    the experiment with the best parameters of each method, for `undrif
 import csv
 import io
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,20 +78,21 @@ class SweepResult:
         return sum(trial.outcome.state == state for trial in self.trials)
 
 
-def plan_sweep(experiment: Experiment, plan: Plan) -> Sweep:
-    """A sweep; everything in it is checked, so that nothing begins that cannot end."""
+def plan_sweep(experiment: Experiment, plan: Plan, make: Callable[[int], Federation] | None = None) -> Sweep:
+    """A sweep; everything in it is checked, so that nothing begins that cannot end.
+
+    make   the federation of a seed; the experiment's own if not given
+    """
     optuna()
     parts = tuple(plan_searches(experiment, plan))
     seeds = plan.seeds_of(experiment)
     judged = experiment.evaluation.model_copy(update={"metrics": ["test"]})
-    made = {s: federation(experiment.model_copy(update={"evaluation": judged}), s) for s in seeds}
-    problems = {
-        s: with_held_out(f.problem, plan.validate, s) if plan.validate else f.problem
-        for s, f in made.items()
-    }
+    own = experiment.model_copy(update={"evaluation": judged})
+    made = {s: federation(own, s) if make is None else make(s) for s in seeds}
+    problems = {s: with_held_out(f.problem, plan.validate, s) if plan.validate else f.problem for s, f in made.items()}
     whole = made[seeds[0]].problem
     for search in parts:
-        first = check_values(experiment, search, whole).single(search.label, seeds[0])
+        first = check_values(experiment, search).single(search.label, seeds[0])
         prepare(config_of(first, Federation(problems[seeds[0]], {})))
     metric = metric_of(problems[seeds[0]])
     last, checksums = plan.last_of(experiment), made[seeds[0]].checksums
@@ -155,7 +156,7 @@ def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, i
     experiments = [
         with_methods(
             sweep.experiment,
-            {search.label: method_words(sweep.experiment, search.label, point, sweep.whole)},
+            {search.label: method_words(sweep.experiment, search.label, point)},
         )
         for point in search.points[begin : begin + size]
     ]
@@ -163,11 +164,9 @@ def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, i
     return {(search.label, begin + n): ended for n, ended in enumerate(found)}
 
 
-def _tried(
-    sweep: Sweep, asked: Asked, earlier: Sequence[TrialDone], ended: Outcome | None
-) -> TrialDone:
+def _tried(sweep: Sweep, asked: Asked, earlier: Sequence[TrialDone], ended: Outcome | None) -> TrialDone:
     label = asked.search.label
-    words = method_words(sweep.experiment, label, asked.chosen, sweep.whole)
+    words = method_words(sweep.experiment, label, asked.chosen)
     for trial in earlier:
         if trial.chosen == asked.chosen:  # a sampler has chosen the same again
             return asked.tell(trial.outcome, words)
@@ -200,13 +199,11 @@ def read_results(sweep: Sweep, directory: Path) -> list[SweepResult]:
 
 def _found(sweep: Sweep, search: MethodSearch, trials: Sequence[TrialDone]) -> SweepResult:
     best = best_of(trials)
-    at = () if best is None else tuple(edges(sweep.experiment, search, best.chosen, sweep.whole))
+    at = () if best is None else tuple(edges(sweep.experiment, search, best.chosen))
     return SweepResult(search, tuple(trials), best, at)
 
 
-def best_experiment(
-    experiment: Experiment, trials: Mapping[str, Sequence[TrialDone]]
-) -> Experiment | None:
+def best_experiment(experiment: Experiment, trials: Mapping[str, Sequence[TrialDone]]) -> Experiment | None:
     """The experiment with the best parameters of every method; methods none of whose trials was finished are left out."""
     best = {label: best_of(mine) for label, mine in trials.items()}
     words = {label: trial.words for label, trial in best.items() if trial is not None}
@@ -220,17 +217,13 @@ def open_sweep(directory: Path) -> tuple[Experiment, Plan]:
     """The experiment and the plan of a sweep's directory, to resume it."""
     path = directory / SWEEP
     if not path.is_file():
-        raise InvalidInput(
-            f"{directory} is not a sweep: it needs {SWEEP}, which `undrift sweep` writes"
-        )
+        raise InvalidInput(f"{directory} is not a sweep: it needs {SWEEP}, which `undrift sweep` writes")
     try:
         words = tomllib.loads(path.read_text(encoding="utf-8"))
         space = space_from_dict(words["space"], "space")
         return from_dict(words["experiment"], Origin(str(path))), Plan(space, **words["sweep"])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise InvalidInput(
-            f"{path} cannot be used ({error}): start a new sweep with --out NEW"
-        ) from error
+        raise InvalidInput(f"{path} cannot be used ({error}): start a new sweep with --out NEW") from error
 
 
 def _words(sweep: Sweep) -> dict[str, Any]:
@@ -252,16 +245,14 @@ def _claim(sweep: Sweep, directory: Path) -> None:
     try:
         if path.exists():
             known = tomllib.loads(path.read_text(encoding="utf-8"))
-            _check_same(known, tomllib.loads(text), directory)
+            check_same(known, tomllib.loads(text), directory)
             return
         if directory.exists() and (not directory.is_dir() or _occupied(directory)):
             raise InvalidInput(f"{directory} exists and is no sweep: --out chooses another place")
         directory.mkdir(parents=True, exist_ok=True)
         write_aside(path, text.encode())
     except OSError as error:
-        raise InvalidInput(
-            f"{directory} cannot be written ({error.strerror}): --out chooses another place"
-        ) from error
+        raise InvalidInput(f"{directory} cannot be written ({error.strerror}): --out chooses another place") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path} is not TOML ({error}): --out chooses another place") from error
 
@@ -270,16 +261,15 @@ def _occupied(directory: Path) -> bool:
     return any(not entry.name.startswith(".") for entry in directory.iterdir())
 
 
-def _check_same(known: Any, asked: Any, directory: Path, place: str = "") -> None:
+def check_same(known: Any, asked: Any, directory: Path, place: str = "", what: str = "sweep") -> None:
     """Refuse another sweep than the one a directory was made for; the first difference is named."""
     if isinstance(known, dict) and isinstance(asked, dict):
         for key in [*known, *(key for key in asked if key not in known)]:
             name = f"{place}.{key}" if place else key
-            _check_same(known.get(key), asked.get(key), directory, name)
+            check_same(known.get(key), asked.get(key), directory, name, what)
     elif known != asked:
         raise InvalidInput(
-            f"{directory} holds another sweep: {place} is {known} there and {asked} here; "
-            "--out chooses another place"
+            f"{directory} holds another {what}: {place} is {known} there and {asked} here; --out chooses another place"
         )
 
 

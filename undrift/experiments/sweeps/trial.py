@@ -42,9 +42,7 @@ class Watcher(Protocol):
     def should_prune(self) -> bool: ...
 
 
-def group_curves(
-    experiment: Experiment, problems: Mapping[int, ModelProblem]
-) -> Iterator[tuple[int, list[Metrics]]]:
+def group_curves(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> Iterator[tuple[int, list[Metrics]]]:
     """Run a method with every seed, side by side: the metrics of all seeds after every evaluated round.
 
     The one place where trials are computed.
@@ -72,18 +70,28 @@ def run_trials(
     return [judge_trial(curve(n), metric, last, None) for n in range(len(experiments))]
 
 
+def played_together(
+    experiment: Experiment, problems: Mapping[int, ModelProblem]
+) -> tuple[list[list[Round]], str | None]:
+    """The rounds of a method with every seed, without its states, and why it ended early, if it did."""
+    histories: list[list[Round]] = [[] for _ in problems]
+    for each in _side_by_side(_runs(experiment, problems)):
+        for history, r in zip(histories, each, strict=True):
+            if isinstance(r, Stopped):
+                return histories, str(r)
+            history.append(r.without_state())
+    return histories, None
+
+
 def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[RunConfig]:
     (label,) = experiment.labels
-    return [
-        config_of(experiment.single(label, seed), Federation(problem, {}))
-        for seed, problem in problems.items()
-    ]
+    return [config_of(experiment.single(label, seed), Federation(problem, {})) for seed, problem in problems.items()]
 
 
 def _side_by_side(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     """The rounds of runs; an item a run, its round or why it has ended."""
     first = runs[0]
-    if first.timed or first.codec is not None:  # which one computation does not have
+    if first.timed or first.codec is not None or first.privacy is not None:  # which one computation does not have
         alone = [to_the_end(prepare(run).play()) for run in runs]
         return (list(row) for row in zip(*alone, strict=False))
     return rounds_together(

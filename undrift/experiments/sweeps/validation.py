@@ -6,6 +6,7 @@ import torch
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data.assignment import ClientIndices
+from undrift.data.trees import sample_count, take
 from undrift.problems.model import ModelProblem
 
 SPLIT = 1  # the stream of Purpose.DATA that divides clients' data; stream 0 chooses test samples
@@ -30,18 +31,19 @@ def with_held_out(problem: ModelProblem, fraction: float, seed: int) -> ModelPro
         problem.X,
         problem.Y,
         ClientIndices.from_lists([samples[~held[samples]] for samples in mine]),
-        (problem.X[which], problem.Y[which]),
+        (take(problem.X, which), take(problem.Y, which)),
         problem.weights,
         problem.prepare,
         problem.augment,
         problem.default_metrics,
         None,
+        problem.task and problem.task.name,
     )
 
 
 def _chosen(problem: ModelProblem, fraction: float, seed: int) -> np.ndarray:
     """Whether each sample is held out: fraction * n of a client's n, rounded up or down by chance so that it adds up."""
-    held = np.zeros(len(problem.X), dtype=bool)
+    held = np.zeros(sample_count(problem.X), dtype=bool)
     for client in range(problem.N):
         samples = problem.parts.of(client)
         random = generator(Purpose.DATA, Key(seed, 0, exchange=SPLIT), client)

@@ -6,7 +6,7 @@ and the randomness of its work has a key, so its answer can be computed again.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.errors import InvalidInput
 from undrift.core.records import map_tensors, rebuild, record, tensors
 from undrift.simulation.asynchronous.population import Device, Population
 
@@ -28,7 +29,8 @@ class Visit:
 
     visit        how often the client had been visited before       version   server updates when it was dispatched
     dispatched   <= begins <= ends <= returns, in virtual seconds: sent, computing from, to, answer arrived or lost
-    fate         "arrives", "lost before" or "lost after" the work, "left" (no longer available), "late" (deadline);
+    fate         "arrives", "lost before" or "lost after" the work, "left" (no longer available), "late" (deadline, or
+                 past the buffer's max_staleness);
                  in the record of a run "still out" for those that had not returned when it ended
     order        the number of the dispatch                          weight    in the mean, before it is normalised
     """
@@ -48,6 +50,11 @@ class Visit:
     @property
     def arrives(self) -> bool:
         return self.fate == ARRIVES
+
+    def broken_off(self, end: float) -> "Visit":
+        """The same visit, late, until this moment at most."""
+        begins, ends, returns = (min(moment, end) for moment in (self.begins, self.ends, self.returns))
+        return replace(self, fate=LATE, begins=begins, ends=ends, returns=returns)
 
 
 def course(
@@ -86,11 +93,9 @@ def course(
 class AsyncSnapshot:
     """The state as tensors: a row for every visit in flight, for every model sent, for every client seen."""
 
-    clock: Tensor  # time, when to ask again, and the four sums of Tally
+    clock: Tensor  # time, when to ask again, and the five sums of Tally
     counts: Tensor  # cohorts drawn, how far the last one was asked, dispatches
-    visits: (
-        Tensor  # [n, 7]: client, visit, version, steps, order, fate, whether it waits in the buffer
-    )
+    visits: Tensor  # [n, 7]: client, visit, version, steps, order, fate, whether it waits in the buffer
     moments: Tensor  # [n, 5]: weight, dispatched, begins, ends, returns
     versions: Tensor  # [V]
     downs: Any  # a Down whose tensors have a row for every version
@@ -102,12 +107,12 @@ class Tally:
     """How often each client was visited and used, and with what weight: grows with the clients seen.
 
     Distances to the intended weights p are kept as sums, so that a round costs what its cohort does:
-    chi^2 = sum_i (w_i - p_i)^2 / p_i = (sum_i W_i^2 / p_i) / (sum_i W_i)^2 - 1   with w = W / sum W.
+    chi^2 = sum_i (p_i - w_i)^2 / w_i = (sum_i p_i^2 / W_i) (sum_i W_i) - 1   with w = W / sum W   (Wang et al. (103)).
     """
 
     def __init__(self) -> None:
         self.rows: dict[int, tuple[int, int, float, float]] = {}  # visits, used, W, W by steps
-        self.sums = (0.0, 0.0, 0.0, 0.0)  # total and sum of squares over p, of both
+        self.sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # sum of W and of p^2 / W, the same with steps, sum of p
         self.used = 0  # different clients
         self._undo: tuple[dict[int, tuple[int, int, float, float] | None], Any, int] | None = None
 
@@ -140,20 +145,22 @@ class Tally:
         """An update was used with this weight (of all that were used with it, one in sum)."""
         visits, used, W, WK = self.rows[client]
         self.used += used == 0
-        total, squares, total_K, squares_K = self.sums
+        total, ratios, total_K, ratios_K, covered = self.sums
         W2, WK2 = W + weight, WK + weight * steps
-        if p > 0:
-            total, squares = total + weight, squares + (W2 * W2 - W * W) / p
-            total_K, squares_K = total_K + weight * steps, squares_K + (WK2 * WK2 - WK * WK) / p
-        self.sums = total, squares, total_K, squares_K
+        if weight > 0:
+            total, total_K = total + weight, total_K + weight * steps
+            ratios += p * p / W2 - (p * p / W if W else 0.0)
+            ratios_K += p * p / WK2 - (p * p / WK if WK else 0.0)
+            covered += 0.0 if W else p
+        self.sums = total, ratios, total_K, ratios_K, covered
         self._set(client, (visits, used + 1, W2, WK2))
 
     def chi2(self) -> tuple[float, float]:
-        """By participation alone, and with steps counted as weight."""
-        total, squares, total_K, squares_K = self.sums
-        if not total:
-            return 0.0, 0.0
-        return squares / total**2 - 1, squares_K / total_K**2 - 1
+        """By participation alone, and with steps counted as weight; infinite while somebody has had no weight at all."""
+        total, ratios, total_K, ratios_K, covered = self.sums
+        if covered < 1 - 1e-9:
+            return math.inf, math.inf
+        return ratios * total - 1, ratios_K * total_K - 1
 
 
 class AsyncState:
@@ -179,6 +186,15 @@ class AsyncState:
             return heappop(self.out)[2]
         return None
 
+    def break_off(self, late: Callable[[Visit], bool]) -> list[Visit]:
+        """Stop the visits that are late, out or in the buffer."""
+        found = [v for v in (*self.buffer, *(v for _, _, v in self.out)) if late(v)]
+        if found:
+            self.buffer = [v for v in self.buffer if not late(v)]
+            self.out = [each for each in self.out if not late(each[2])]
+            heapify(self.out)
+        return found
+
     def release(self, visits: Iterable[Visit]) -> None:
         """These clients may be asked again; models that nobody works on are forgotten."""
         self.busy.difference_update(v.client for v in visits)
@@ -200,10 +216,7 @@ class AsyncState:
     def record(self) -> AsyncSnapshot:
         """As a record of tensors."""
         rows = [(v, 0) for _, _, v in sorted(self.out)] + [(v, 1) for v in self.buffer]
-        ints = [
-            (v.client, v.visit, v.version, v.steps, v.order, FATES.index(v.fate), b)
-            for v, b in rows
-        ]
+        ints = [(v.client, v.visit, v.version, v.steps, v.order, FATES.index(v.fate), b) for v, b in rows]
         floats = [(v.weight, v.dispatched, v.begins, v.ends, v.returns) for v, _ in rows]
         versions = sorted(self.downs)
         parts = [tensors(self.downs[v]) for v in versions]
@@ -228,6 +241,8 @@ class AsyncState:
         """The live state that `record` was made of."""
         live = AsyncState(form)
         live.time, live.wake, *sums = snapshot.clock.tolist()
+        if len(sums) != len(live.tally.sums):
+            raise InvalidInput("this state in virtual time is of an older version of undrift: start the run anew")
         live.cohorts, live.taken, live.dispatches = snapshot.counts.tolist()
         for ints, floats in zip(snapshot.visits.tolist(), snapshot.moments.tolist(), strict=True):
             client, number, version, steps, order, fate, waits = ints
@@ -241,9 +256,7 @@ class AsyncState:
         heapify(live.out)
         for row, version in enumerate(snapshot.versions.tolist()):
             live.downs[version] = map_tensors(lambda t: t[row].clone(), snapshot.downs)  # noqa: B023 (used at once)
-        for (i, visits, used), (W, WK) in zip(
-            snapshot.clients.tolist(), snapshot.weights.tolist(), strict=True
-        ):
+        for (i, visits, used), (W, WK) in zip(snapshot.clients.tolist(), snapshot.weights.tolist(), strict=True):
             live.tally.rows[i] = (visits, used, W, WK)
             live.tally.used += used > 0
         live.tally.sums = tuple(sums)  # pyright: ignore[reportAttributeAccessIssue]
@@ -285,8 +298,9 @@ class Timing:
     waited      seconds that finished updates waited for the server's step, summed over them: the price of stragglers
     wasted      seconds of computing that came to nothing
     tau_eff     mean number of local steps, by the weights of the mean (FedNova's tau_eff for SGD)
-    chi2        distance of the weights that clients have had in the run so far to the intended ones,
-                sum_i (w_i - p_i)^2 / p_i; chi2_steps counts a client's steps as weight, as plain averaging does
+    chi2        distance of the weights w that clients have had in the run so far to the intended ones,
+                sum_i (p_i - w_i)^2 / w_i, infinite until every client has been used; chi2_steps counts a client's steps as
+                weight, as plain averaging does
     used        different clients whose updates have been used so far
     visits      those that ended in this round, among the first of a run: for a picture of who did what when
     """

@@ -11,13 +11,15 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, first_line
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, stream
+from undrift.data.store import read_text
 
 Window: TypeAlias = tuple[float, float]  # from, to; (inf, inf): never again
 
@@ -99,7 +101,7 @@ class Daily:
 
     def __post_init__(self) -> None:
         for name in ("begin", "end", "spread"):
-            check_value("Daily", name, getattr(self, name), float, within="[0, 24]")
+            check_value("Daily", name, vars(self)[name], float, within="[0, 24]")
         if (self.end - self.begin) % 24 == 0:
             raise InvalidInput(
                 f"Daily: from {self.begin} to {self.end} is all day or no time: use Always() or other hours"
@@ -155,10 +157,10 @@ class Trace:
                         f"to {end:g} is over: list each client's intervals in order, without overlap"
                     )
             period = self._periods[client]
+            if not period > 0:
+                raise InvalidInput(f"Trace: repeat must be more than 0 seconds, got {period} for client {client}")
             if windows[-1][1] > period:
-                raise InvalidInput(
-                    f"Trace: client {client} is there until {windows[-1][1]:g}, after repeat={period:g}"
-                )
+                raise InvalidInput(f"Trace: client {client} is there until {windows[-1][1]:g}, after repeat={period:g}")
 
     @classmethod
     def read(cls, path: str | Path, repeat: float | None = None, reuse: bool = False) -> "Trace":
@@ -168,7 +170,7 @@ class Trace:
         `finish_time`, after which the device's trace repeats.  Its devices are shared out among clients (`reuse`).
         """
         path = Path(path)
-        if not path.exists():
+        if not path.is_file():
             raise InvalidInput(f"there is no trace {path}: give the path of a CSV or JSON file")
         if path.suffix == ".json":
             return _fedscale(path)
@@ -248,14 +250,14 @@ def _check_interval(row: Any, where: str) -> None:
         right = False
     if not right:
         raise InvalidInput(
-            f"{where} must be (client, from, to) with client >= 0 and 0 <= from < to, got {row}"
+            f"{where} must be (client, from, to) with client >= 0 and 0 <= from < to, got {str(row)[:80]}"
         )
 
 
 def _csv(path: Path) -> list[tuple[int, float, float]]:
     intervals: list[tuple[int, float, float]] = []
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
+    rows = csv.DictReader(StringIO(read_text(path), newline=""))
+    try:
         if not {"client", "from", "to"} <= set(rows.fieldnames or ()):
             raise InvalidInput(f"{path}: the first line must name client, from, to")
         for row in rows:
@@ -263,10 +265,12 @@ def _csv(path: Path) -> list[tuple[int, float, float]]:
                 interval = int(row["client"]), float(row["from"]), float(row["to"])
             except (TypeError, ValueError):
                 raise InvalidInput(
-                    f"{path}, line {rows.line_num}: three numbers are needed, got {list(row.values())}"
+                    f"{path}, line {rows.line_num}: three numbers are needed, got {str(list(row.values()))[:80]}"
                 ) from None
             _check_interval(interval, f"{path}, line {rows.line_num}")
             intervals.append(interval)
+    except csv.Error as error:
+        raise InvalidInput(f"{path} is not a table of commas ({error}): make it again") from error
     return intervals
 
 
@@ -274,16 +278,17 @@ def _fedscale(path: Path) -> Trace:
     intervals: list[tuple[int, float, float]] = []
     periods: list[float] = []
     try:
-        devices = json.loads(path.read_text())
+        devices = json.loads(read_text(path))
         for device, (_, about) in enumerate(sorted(devices.items(), key=lambda d: int(d[0]))):
             pairs = zip(about["active"], about["inactive"], strict=True)
-            intervals += [
-                (device, float(begin), float(end)) for begin, end in pairs if begin != end
-            ]
+            intervals += [(device, float(begin), float(end)) for begin, end in pairs if begin != end]
             periods.append(float(about["finish_time"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except InvalidInput:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidInput(
-            f'{path}: expected {{"device": {{"active": [...], "inactive": [...], "finish_time": ...}}, ...}}; {error!r}'
+            f'{path}: expected {{"device": {{"active": [...], "inactive": [...], "finish_time": ...}}, ...}}; '
+            f"{first_line(error)[:80]}"
         ) from None
     there = {device for device, _, _ in intervals}
     return Trace(intervals, [p for d, p in enumerate(periods) if d in there], reuse=True)

@@ -53,9 +53,7 @@ class AsyncTransport(Transport, Protocol):
         ...
 
 
-def play_buffered_round(
-    plan: RunPlan, transport: AsyncTransport, server: Any, t: int
-) -> PlayedRound:
+def play_buffered_round(plan: RunPlan, transport: AsyncTransport, server: Any, t: int) -> PlayedRound:
     """One step of the server.
 
     At one instant, first all that has returned is taken in, then the server steps as often as it can, then clients are
@@ -73,13 +71,15 @@ def play_buffered_round(
     updates = transport.take(t)
     (exchange,) = plan.exchanges(t)
     participants, key = updates.participants, Key(plan.seed, t)
+    whole = plan.observing is not None and plan.observing.everyone(t)
+    everyone = transport.of_everyone(exchange, server, key) if whole else None
     reply = reply_of(updates.part, participants, plan.problem, plan.solver(t), key)
     server = step_server(exchange, server, reply, t)
     traffic = (Traffic() if first is None else first.traffic) + Traffic(bytes_down=sent)
     traffic = traffic + extra + reply.traffic
     exchanges = 1 if first is None else first.exchanges + 1
     draw = Draw(tuple(participants.clients))
-    return PlayedRound(server, draw, traffic, exchanges, reply.cohort)
+    return PlayedRound(server, draw, traffic, exchanges, reply.cohort, reply.local, everyone)
 
 
 def discounts(algorithm: Algorithm, clients: list[int], staleness: list[int]) -> dict[int, float]:

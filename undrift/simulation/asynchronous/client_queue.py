@@ -44,11 +44,7 @@ class ClientQueue:
         found: list[NextClient] = []
         asked: set[int] = set()
         idle = N - len(live.busy)
-        tries = (
-            20 * N + CLIENTS_ASKED
-            if thorough
-            else CLIENTS_ASKED + 100 * wanted + 2 * len(live.busy)
-        )
+        tries = 20 * N + CLIENTS_ASKED if thorough else CLIENTS_ASKED + 100 * wanted + 2 * len(live.busy)
         while len(found) < wanted and len(asked) < idle and tries > 0:
             tries -= 1
             draw = self._cohort()
@@ -64,9 +60,7 @@ class ClientQueue:
             asked.add(client)
             window = self.population.availability.window(self.plan.seed, client, live.time)
             if window[0] <= live.time:
-                found.append(
-                    NextClient(client, draw.counts[place] if draw.counts else None, window[1])
-                )
+                found.append(NextClient(client, draw.counts[place] if draw.counts else None, window[1]))
             else:
                 live.wake = min(live.wake, window[0])
         return found

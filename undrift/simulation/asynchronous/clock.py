@@ -24,9 +24,7 @@ CACHED_DEVICES = 10_000
 class VirtualClock:
     """Virtual time, and what both kinds of rounds do with it."""
 
-    def __init__(
-        self, plan: RunPlan, population: Population, live: AsyncState, clients: ClientStates
-    ):
+    def __init__(self, plan: RunPlan, population: Population, live: AsyncState, clients: ClientStates):
         self.plan, self.population, self.live, self.clients = plan, population, live, clients
         self.queue = ClientQueue(plan, population, live)
         self.ended: list[Visit] = []  # in this round
@@ -80,9 +78,9 @@ class VirtualClock:
             self._devices[client] = self.population.device(self.plan.seed, client)
         return self._devices[client]
 
-    def answer_bytes(self, exchange: Exchange, down: Any, client: int, key: Key) -> int:
+    def answer_bytes(self, exchange: Exchange, down: Any, client: int, key: Key, for_time: bool = True) -> int:
         """The bytes of an answer, from one step of one client: times are needed before answers are."""
-        if self.population.link.up is None:
+        if for_time and self.population.link.up is None:
             return 0
         kind = key.round == 0, key.exchange, exchange.to
         if kind not in self._sizes:
@@ -93,9 +91,7 @@ class VirtualClock:
                 self._sizes[kind] = sum(nbytes(results.up) for results in answers)
         return self._sizes[kind]
 
-    def account(
-        self, used: list[Visit], left_out: Sequence[int], discount: dict[int, float]
-    ) -> None:
+    def account(self, used: list[Visit], left_out: Sequence[int], discount: dict[int, float]) -> None:
         """Book the weights with which updates were used."""
         self.used = used
         sound = [v for v in used if v.client not in left_out]

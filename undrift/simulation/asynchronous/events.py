@@ -29,15 +29,11 @@ def asked_for(engine: str | EngineChoice, population: Any, server: Any) -> bool:
     if isinstance(engine, EngineChoice) and engine.engine == "ray":
         engine = "ray"
     if given and isinstance(engine, str) and engine not in (*EVENT_ENGINES, "auto"):
-        raise InvalidInput(
-            f"population and server are for runs in virtual time: use engine='events', not {engine!r}"
-        )
+        raise InvalidInput(f"population and server are for runs in virtual time: use engine='events', not {engine!r}")
     return given or engine in EVENT_ENGINES
 
 
-def inner_engine(
-    engine: str | EngineChoice, population: Population, problem: Problem
-) -> str | EngineChoice:
+def inner_engine(engine: str | EngineChoice, population: Population, problem: Problem) -> str | EngineChoice:
     """The engine that visits clients: not compiled, since who is computed together differs from time to time.
 
     Where nothing takes time there is a reference to be equal to, bit for bit: the sequential engine.

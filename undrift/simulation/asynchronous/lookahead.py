@@ -5,7 +5,7 @@ change before the server has used it.  So the first answer that is needed brings
 also of clients on other models: each row has a Down and a round of its own.  A row has the same bits in any company.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from undrift.core.observe import Observe
 from undrift.core.records import rebuild, stack_records, tensors
 from undrift.core.rng import Key
 from undrift.core.work import NoCommonRound
@@ -24,9 +25,7 @@ from undrift.simulation.engines import engine_of
 from undrift.simulation.participants import Participants
 from undrift.simulation.transport import RunPlan
 
-AnswerRow: TypeAlias = tuple[
-    Any, list[Tensor]
-]  # a record, for its form, and one client's tensors of it
+AnswerRow: TypeAlias = tuple[Any, list[Tensor]]  # a record, for its form, and one client's tensors of it
 
 
 class Lookahead:
@@ -35,9 +34,12 @@ class Lookahead:
     def __init__(self, plan: RunPlan, live: AsyncState, clients: ClientStates):
         self.plan, self.live, self.clients = plan, live, clients
         self.waiting: dict[int, Visit] = {}  # by client
-        self.answers: dict[int, tuple[AnswerRow, AnswerRow]] = {}  # by client: Up and state
+        self.answers: dict[int, tuple[AnswerRow, AnswerRow, AnswerRow]] = {}  # by client: Up, state, what was observed
         # Until a method asks for the round, which clients on different models do not share.
         self.mixed = plan.choice.engine == "batched" and isinstance(plan.problem, DrawsByRound)
+        # Which server step uses an answer is not known when it is computed, so every visit is observed, if any is.
+        seen = plan.observing
+        self._observe = None if seen is None else Observe(seen.drift, seen.window > 0)
         self._rule = lru_cache(10_000)(self._rule_of)
         for visit in [*live.buffer, *(v for _, _, v in live.out)]:
             self.expect(visit)
@@ -45,6 +47,12 @@ class Lookahead:
     def expect(self, visit: Visit) -> None:
         if visit.arrives:
             self.waiting[visit.client] = visit
+
+    def forget(self, clients: Iterable[int]) -> None:
+        """What these were to answer is not needed."""
+        for client in clients:
+            self.waiting.pop(client, None)
+            self.answers.pop(client, None)
 
     @torch.no_grad()
     def prepare(self, needed: Sequence[Visit]) -> None:
@@ -67,10 +75,10 @@ class Lookahead:
         except NoCommonRound:
             self.mixed = False
             return self._compute(visit, needed)
-        for clients, up, state, _ in answers:
-            ups, states = _rows(up, len(clients)), _rows(state, len(clients))
+        for clients, up, state, _, observed in answers:
+            ups, states, seen = (_rows(each, len(clients)) for each in (up, state, observed))
             for row, client in enumerate(clients):
-                self.answers[client] = ups[row], states[row]
+                self.answers[client] = ups[row], states[row], seen[row]
         for v in group:
             del self.waiting[v.client]
 
@@ -105,17 +113,18 @@ class Lookahead:
             may_sum=False,
             downs=downs if plan.choice.engine == "batched" else None,
             rounds=rounds,
+            observe=self._observe,
         )
         return engine_of(plan.choice, version + 1)(request)
 
     def take(self, clients: Sequence[int]) -> Iterator[ClientResults]:
         """Hand out answers that are there."""
-        ups, states = zip(*[self.answers.pop(i) for i in clients], strict=True)
+        ups, states, seen = zip(*[self.answers.pop(i) for i in clients], strict=True)
         if _are_alike(ups) and _are_alike(states):
-            yield ClientResults(clients, _join(ups), _join(states))
+            yield ClientResults(clients, _join(ups), _join(states), observed=_join(seen))
             return
-        for i, up, state in zip(clients, ups, states, strict=True):
-            yield ClientResults([i], _join([up]), _join([state]))
+        for i, up, state, each in zip(clients, ups, states, seen, strict=True):
+            yield ClientResults([i], _join([up]), _join([state]), observed=_join([each]))
 
 
 def _rows(record: Any, count: int) -> list[AnswerRow]:

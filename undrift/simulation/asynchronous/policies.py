@@ -39,19 +39,28 @@ class Deadline:
 class Buffer:
     """When `size` updates have arrived, whatever model they are of, while `concurrency` clients are kept at work.
 
-    A client whose update waits in the buffer is not asked again before the server has used it.
+    A client whose update waits in the buffer is not asked again before the server has used it.  `max_staleness` bounds the
+    delay, as asynchronous theory assumes it (Sun et al. 2024, Theorem 5.1): no update is used that is older in server steps.
+    A client whose model becomes older than that is broken off: its work is thrown away, it keeps the state it had and may be
+    asked again.
     """
 
     size: int
     concurrency: int | None = None  # as many as the buffer holds
+    max_staleness: int | None = None  # any
 
     def __post_init__(self) -> None:
         check_value("Buffer", "size", self.size, int, within="[1, inf)")
         check_value("Buffer", "concurrency", self.concurrency, int, None, within="[1, inf)")
+        check_value("Buffer", "max_staleness", self.max_staleness, int | None, None, within="[0, inf)")
 
     @property
     def at_work(self) -> int:
         return self.size if self.concurrency is None else self.concurrency
+
+    def is_late(self, staleness: int) -> bool:
+        """Whether an update of this age is not used any more."""
+        return self.max_staleness is not None and staleness > self.max_staleness
 
     def check(self, N: int) -> None:
         for name, number in (("size", self.size), ("concurrency", self.at_work)):

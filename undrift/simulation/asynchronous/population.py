@@ -7,7 +7,7 @@ Nothing is stored by client: what belongs to one is drawn from (seed, client), a
 import csv
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -58,9 +58,7 @@ class Tiers:
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "shares", _tuple("Tiers", "shares", shares))
         if len(values) != len(shares):
-            raise InvalidInput(
-                f"Tiers: {len(values)} values and {len(shares)} shares: give one each"
-            )
+            raise InvalidInput(f"Tiers: {len(values)} values and {len(shares)} shares: give one each")
         if not sum(shares) > 0:
             raise InvalidInput("Tiers: the shares are all zero")
 
@@ -88,9 +86,7 @@ class Table:
         with path.open(newline="") as file:
             rows = csv.DictReader(file)
             if column not in (rows.fieldnames or ()):
-                raise InvalidInput(
-                    f"{path} has no column {column!r}; it has {', '.join(rows.fieldnames or ())}"
-                )
+                raise InvalidInput(f"{path} has no column {column!r}; it has {', '.join(rows.fieldnames or ())}")
             try:
                 return cls([float(row[column]) for row in rows])
             except (TypeError, ValueError) as error:
@@ -111,7 +107,7 @@ def _of(value: DeviceValue | None, client: int, z: float, u: float) -> float:
 
 def _tuple(kind: str, name: str, numbers: Any) -> tuple[float, ...]:
     """Numbers, none of them negative, as a tuple."""
-    if isinstance(numbers, str) or not hasattr(numbers, "__iter__"):
+    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
         raise InvalidInput(f"{kind}: {name} must be a list of numbers, got {numbers!r}")
     found = tuple(numbers)
     if not found:
@@ -135,7 +131,12 @@ def _check(kind: str, name: str, value: Any, within: str) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """latency: seconds a message takes each way besides its bytes; down, up: bytes a second, None = no limit."""
+    """The way between server and client.
+
+    latency   seconds a message takes each way besides its bytes
+    down      bytes a second to the client, None = no limit
+    up        bytes a second from the client, None = no limit
+    """
 
     latency: DeviceValue = 0.0
     down: DeviceValue | None = None
@@ -144,20 +145,24 @@ class Link:
     def __post_init__(self) -> None:
         _check("Link", "latency", self.latency, "[0, inf)")
         for name in ("down", "up"):
-            if getattr(self, name) is not None:
-                _check("Link", name, getattr(self, name), "(0, inf)")
+            if vars(self)[name] is not None:
+                _check("Link", name, vars(self)[name], "(0, inf)")
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Probabilities that a client vanishes: before it begins to work, or after the work, so that its answer is lost."""
+    """Probabilities that a client vanishes.
+
+    before   it begins to work
+    after    the work, so that its answer is lost
+    """
 
     before: float = 0.0
     after: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("before", "after"):
-            check_value("Dropout", name, getattr(self, name), float, within="[0, 1)")
+            check_value("Dropout", name, vars(self)[name], float, within="[0, 1)")
 
 
 @dataclass(frozen=True)
@@ -202,11 +207,9 @@ class Population:
         check_value("Population", "work", self.work, float, within="(0, inf)")
         check_value("Population", "budget", self.budget, float, None, within="(0, inf)")
         for name, kind in (("link", Link), ("dropout", Dropout)):
-            if not isinstance(getattr(self, name), kind):
+            if not isinstance(vars(self)[name], kind):
                 example = f"ud.{kind.__name__}(...)"
-                raise InvalidInput(
-                    f"Population: {name} must be {example}, got {getattr(self, name)!r}"
-                )
+                raise InvalidInput(f"Population: {name} must be {example}, got {vars(self)[name]!r}")
         if isinstance(self.availability, type) or not hasattr(self.availability, "window"):
             raise InvalidInput(
                 f"Population: availability must be ud.Always(), Chance, Daily or Trace, got {self.availability!r}"

@@ -4,6 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from undrift.core.algorithm import Exchange
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
@@ -19,6 +21,7 @@ from undrift.simulation.driver import PlayedRound, play_exchanges
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw
 from undrift.simulation.results import Round
+from undrift.simulation.transport import pseudo_gradient_of_everyone
 
 
 class VirtualBuffer:
@@ -45,9 +48,20 @@ class VirtualBuffer:
         while (visit := live.returned()) is not None:
             self.clock.ended.append(visit)
             (live.buffer if visit.arrives else gone).append(visit)
-        if gone:
-            live.release(gone)
-        return Traffic()
+        late = live.break_off(lambda v: self.policy.is_late(t - 1 - v.version))
+        came = sum(v.returns <= live.time for v in late)  # whole, though in vain
+        bytes_up = came * self._answer_bytes(t, late[0]) if came else 0
+        self.clock.ended += [v.broken_off(live.time) for v in late]
+        self.lookahead.forget(v.client for v in late)
+        if gone or late:
+            live.release([*gone, *late])
+        return Traffic(bytes_up=bytes_up)
+
+    def _answer_bytes(self, t: int, visit: Visit) -> int:
+        (exchange,) = self.plan.exchanges(t)
+        down = self.clock.live.downs[visit.version]
+        key = Key(self.plan.seed, visit.version + 1)
+        return self.clock.answer_bytes(exchange, down, visit.client, key, for_time=False)
 
     def is_full(self) -> bool:
         return len(self.clock.live.buffer) >= self.policy.size
@@ -115,6 +129,9 @@ class VirtualBuffer:
 
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         raise RuntimeError("a buffered server has no cohorts")
+
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
+        return pseudo_gradient_of_everyone(self.plan, exchange, server, self.clock.clients, key)
 
     def apply(self) -> None:
         self.staged.apply()

@@ -4,11 +4,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from undrift.core.algorithm import Exchange
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.simulation.aggregation import Reply, Traffic, reply_of, send
-from undrift.simulation.asynchronous.async_state import LATE, Visit
+from undrift.simulation.asynchronous.async_state import Visit
 from undrift.simulation.asynchronous.availability import Always
 from undrift.simulation.asynchronous.clock import VirtualClock
 from undrift.simulation.asynchronous.policies import Deadline, ServerPolicy
@@ -17,7 +19,7 @@ from undrift.simulation.client_states import StagedStates
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw, Fixed
 from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, visit_clients
+from undrift.simulation.transport import NOBODY, pseudo_gradient_of_everyone, visit_clients
 
 
 class VirtualTransport:
@@ -70,9 +72,10 @@ class VirtualTransport:
             self._used, self._left_out = came, reply.traffic.left_out
         return replace(reply, traffic=sent + reply.traffic, lost=lost)
 
-    def _send_out(
-        self, exchange: Exchange, down: Any, participants: Participants, key: Key
-    ) -> list[Visit]:
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
+        return pseudo_gradient_of_everyone(self.plan, exchange, server, self.clock.clients, key)
+
+    def _send_out(self, exchange: Exchange, down: Any, participants: Participants, key: Key) -> list[Visit]:
         clock, until = self.clock, self.until
         population = clock.population
         if exchange.to == "everyone":  # it waits for all of them, so none may be missing
@@ -93,7 +96,7 @@ class VirtualTransport:
             arrivals = sorted(v.returns for v in visits if v.arrives)
             least = arrivals[: self.policy.minimum][-1:]
             end = min(end, max([live.time + self.policy.seconds, *least]))
-        over = [v if v.returns <= end else _late(v, end) for v in visits]
+        over = [v if v.returns <= end else v.broken_off(end) for v in visits]
         self.clock.ended += over
         live.time = end
         return [v for v in over if v.arrives]
@@ -139,8 +142,3 @@ class VirtualTransport:
 
     def close(self) -> None:
         pass
-
-
-def _late(v: Visit, end: float) -> Visit:
-    """The same visit broken off."""
-    return replace(v, fate=LATE, begins=min(v.begins, end), ends=min(v.ends, end), returns=end)

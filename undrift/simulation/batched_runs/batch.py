@@ -1,24 +1,26 @@
 """Runs that are one computation: who is in the batch, and who has left it to go on alone."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from undrift.compiler.kernels.dense import own_products
 from undrift.core.algorithm import Exchange, exchanges_of
 from undrift.core.batched_scalar import NotBatchable, merge
 from undrift.core.records import map_tensors, stack_records, tensors
-from undrift.simulation.aggregation import Reply
+from undrift.simulation.aggregation import LocalSums, Reply
+from undrift.simulation.api import prepare
 from undrift.simulation.batched_runs.problem import StackedProblem
 from undrift.simulation.batched_runs.rows import close, row_of
 from undrift.simulation.batched_runs.transport import BatchedTransport, NonFiniteRuns
 from undrift.simulation.batched_runs.trials import Played, SharedConfig, Trial, check_local
 from undrift.simulation.client_states import ClientStates, half_of_memory
-from undrift.simulation.driver import play_exchanges
+from undrift.simulation.driver import PlayedRound, evaluate_probe, play_exchanges, remember
 from undrift.simulation.engines.choice import (
     EngineChoice,
     checked_for_torch,
@@ -41,11 +43,21 @@ class SharedStates:
     initial: Any
     number: int  # of the run among those of its seed
 
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def seen(self) -> list[int]:
+        return self.states.seen()
+
+    def gather(self, clients: Sequence[int]) -> Any:
+        """The states of these clients, one row each."""
+        return map_tensors(lambda t: t[:, self.number], self.states.gather(clients))
+
     def own(self) -> ClientStates:
         """The same in tables of their own."""
         own, who = ClientStates(self.initial), self.states.seen()
         if who:
-            own.scatter(who, map_tensors(lambda t: t[:, self.number], self.states.gather(who)))
+            own.scatter(who, self.gather(who))
         own.round = self.states.round
         own.changed()
         return own
@@ -54,11 +66,7 @@ class SharedStates:
 def own_state(state: State) -> State:
     """The state of a run by itself, which later rounds do not touch."""
     clients: Any = state.clients
-    return (
-        replace(state, clients=clients.own())
-        if isinstance(clients, SharedStates)
-        else state.settled()
-    )
+    return replace(state, clients=clients.own()) if isinstance(clients, SharedStates) else state.settled()
 
 
 class Batch:
@@ -78,8 +86,9 @@ class Batch:
         compiled = f"compiled from round {choice.since} on"
         how = compiled if choice.engine == "compiled" else "batched"
         log.info("engine: %d runs as one computation, %s", len(runs), how)
-        for run in runs:  # refuses what cannot run, before the first round
-            shared.play_alone(run, EngineChoice("batched"))
+        # refuses what cannot run, before the first round
+        self.alone = [prepare(shared.config(run, EngineChoice("batched"))) for run in runs]
+        self.past: tuple[Tensor, ...] = ()  # mean pseudo-gradients of the last rounds, a row for each run
         firsts = [shared.config(run).first_state() for run in runs]
         S = cohort_size(runs[0].problem, shared.participation)
         self.careful = EngineChoice("batched", S)  # of runs that leave: not worth compiling for
@@ -90,15 +99,13 @@ class Batch:
         self.clients = [ClientStates(stack_records(each), budget) for each in of_seeds]
         plans = [
             RunPlan(run.algorithm, run.problem, shared.participation, run.local, choice, run.seed,
-                    float(max(run.problem.weights)))
+                    float(max(run.problem.weights)), observing=self.alone[0].plan.observing)
             for run in leaders
         ]  # fmt: skip
         self.plan = replace(plans[0], algorithm=algorithm, seed=0)
         locals = [run.local for run in runs]
         self.left: dict[int, Iterator[Played]] = {}  # runs that go on alone
-        self.transport = BatchedTransport(
-            self.plan, plans, locals, self.problem, self.clients, self.left
-        )
+        self.transport = BatchedTransport(self.plan, plans, locals, self.problem, self.clients, self.left)
 
     @property
     def inside(self) -> list[int]:
@@ -108,10 +115,10 @@ class Batch:
     def play(self) -> Iterator[list[Played]]:
         for t in range(1, self.shared.rounds + 1):
             found: list[Played | None] = [None] * len(self.runs)
+            rounds: Callable[[], list[tuple[int, Round]]] = lambda: []
             while self.inside:
                 try:
-                    for r, played in self._round(t):
-                        found[r] = played
+                    rounds = self._round(t)
                     break
                 except NonFiniteRuns as nonfinite:
                     self._leave(nonfinite.runs, t, self.careful)
@@ -120,6 +127,8 @@ class Batch:
                     why = str(error) if isinstance(error, NotBatchable) else named
                     log.info("round %d: runs are computed one by one from here: %s", t, why)
                     self._leave(self.inside, t, self.shared.engine)
+            for r, played in rounds():
+                found[r] = played
             for r, alone in self.left.items():
                 found[r] = next(alone)
             by_trial = dict(zip(self.order, found, strict=True))
@@ -135,30 +144,57 @@ class Batch:
     def _state(self, r: int, t: int) -> State:
         s, c = divmod(r, self.width)
         clients: Any = SharedStates(self.clients[s], self.initial[r], c)
-        return State(t, row_of(self.servers, r), clients)
+        return State(t, row_of(self.servers, r), clients, None, tuple(way[r].clone() for way in self.past))
 
-    def _round(self, t: int) -> list[tuple[int, Round]]:
-        """Round t of all runs; nothing has happened if it raises."""
+    def _round(self, t: int) -> Callable[[], list[tuple[int, Round]]]:
+        """Play round t of all runs, and look at it when it is called; nothing has happened if it raises."""
         began, transport, plan = perf_counter(), self.transport, self.plan
         exchanges, draws = plan.exchanges_in_round(t), transport.cohort(t)
         played = play_exchanges(plan, transport, self.servers, exchanges, lambda: draws, self._step)
         seconds = (perf_counter() - began) / len(self.runs)
-        every = self.shared.evaluate_every
-        evaluated = t % every == 0 or t == self.shared.rounds
+        evaluated = self.alone[0].evaluator.is_due(t)
         metrics: list[dict[str, float]] = [{}] * len(self.runs)
         if evaluated:
             with own_products(plan.choice.compiles(t)):
-                metrics = self.problem.evaluate(played.server.x)
+                metrics = self._evaluate(played.server.x)
+        probes = evaluated and bool(self.alone[0].evaluator.of_probe)
+        before = {r: self._state(r, t - 1) for r in self.inside} if probes else {}
         transport.commit(t)
         self.servers = played.server
+        self.past = remember(plan, self.past, played.local, t)
         down, up = played.traffic.bytes_down, played.traffic.bytes_up
-        found = []
-        for r in self.inside:
+
+        def looked_at(r: int) -> Round:
             clients = draws.each[r // self.width].clients
-            state = self._state(r, t) if evaluated else None
-            r_th = Round(t, clients, metrics[r], down, up, seconds, (), played.exchanges, state)
-            found.append((r, r_th))
-        return found
+            state, found = None, metrics[r]
+            if evaluated:
+                state = self._state(r, t)
+            if state is not None and r in before:
+                found = found | self._evaluate_probe(r, before[r], state, played)
+            return Round(t, clients, found, down, up, seconds, (), played.exchanges, state)
+
+        return lambda: [(r, looked_at(r)) for r in self.inside]
+
+    def _evaluate(self, x: Tensor) -> list[dict[str, float]]:
+        """The metrics of every run's model, of all models at once if they are the default ones."""
+        chosen = self.alone[0].evaluator.of_model
+        if chosen is None or chosen == list(self.problem.first.default_metrics):
+            found = self.problem.evaluate(x)
+            for run, each in zip(self.alone, found, strict=True):
+                run.evaluator.note_recorded(each)
+            return found
+        return [run.evaluator.evaluate_model(row) for run, row in zip(self.alone, x, strict=True)]
+
+    def _evaluate_probe(self, r: int, before: State, after: State, played: PlayedRound) -> dict[str, float]:
+        """The metrics of a round of one run."""
+        run, sums = self.alone[r], played.local or LocalSums()
+        mine = replace(
+            played,
+            cohort=self.transport.cohorts[r],
+            local=replace(sums, drift=sums.drift[r].item()) if isinstance(sums.drift, Tensor) else None,
+            everyone=None if played.everyone is None else played.everyone[r],
+        )
+        return evaluate_probe(run.plan, run.evaluator, before, after, mine)
 
     @torch.no_grad()
     def _step(self, exchange: Exchange, server: Any, reply: Reply, t: int) -> Any:
@@ -193,11 +229,7 @@ def _choose(shared: SharedConfig, problem: StackedProblem, run: Trial) -> Engine
     if engine != "auto":
         name = engine.engine if isinstance(engine, EngineChoice) else engine
         raise NotBatchable(f"engine {name!r} computes one run at a time")
-    return (
-        EngineChoice("compiled", since=2)
-        if _repays(shared, problem, run)
-        else EngineChoice("batched")
-    )
+    return EngineChoice("compiled", since=2) if _repays(shared, problem, run) else EngineChoice("batched")
 
 
 def _repays(shared: SharedConfig, problem: StackedProblem, run: Trial) -> bool:

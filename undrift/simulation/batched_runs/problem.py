@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.rng import Key
+from undrift.data.trees import equal, sample_count
 from undrift.problems.evaluation import evaluate_each, in_batches
 from undrift.problems.minibatches import Minibatches, Source, draw_minibatches, sources
 from undrift.problems.model import ModelProblem
@@ -34,7 +35,7 @@ class StackedProblem:
     # what engines ask
 
     def draw(
-        self, key: Key, rows: Sequence[Visitor], steps: Sequence[int], batch: int | None
+        self, key: Key, rows: Sequence[Visitor], steps: Sequence[int], batch: int | None, replacement: bool = False
     ) -> Minibatches:
         """The minibatches of the visitors, each once."""
         visitors, counts = rows[:: self.width], steps[:: self.width]
@@ -42,9 +43,7 @@ class StackedProblem:
         each: list[Source] = []
         for s, begin, end in stretches:
             own = replace(key, seed=self.seeds[s])
-            each += sources(
-                self.problems[s].parts, [i for _, i in visitors[begin:end]], repeat(own)
-            )
+            each += sources(self.problems[s].parts, [i for _, i in visitors[begin:end]], repeat(own))
 
         def numbers(positions: Tensor) -> Tensor:
             found = torch.empty_like(positions, device=self.first.index.device)
@@ -52,7 +51,14 @@ class StackedProblem:
                 found[:, begin:end] = self.problems[s].index[positions[:, begin:end]]
             return found
 
-        return draw_minibatches(each, counts, batch, self.first.seeded, self.first.augment, numbers)
+        first = self.first
+        return draw_minibatches(each, counts, batch, first.seeded, first.augment, numbers, replacement)
+
+    def draw_with_replacement(
+        self, key: Key, rounds: Sequence[int], rows: Sequence[Visitor], steps: Sequence[int], batch: int | None
+    ) -> Minibatches:
+        """The same with every sample drawn on its own."""
+        return self.draw(key, rows, steps, batch, replacement=True)
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
         samples, counts = minibatches.samples[:, k], minibatches.counts[:, k]
@@ -66,14 +72,10 @@ class StackedProblem:
                 samples[here, :count],
                 None,
                 None if minibatches.seeds is None else minibatches.seeds[here, k],
-                None
-                if minibatches.augmentation is None
-                else minibatches.augmentation[here, k, :count],
+                None if minibatches.augmentation is None else minibatches.augmentation[here, k, :count],
             ]
             mine = y.view_as(into)[here].flatten(0, 1)
-            into[here] = self.grad_of(mine, self.resident(), minibatch).view(
-                len(here), *into.shape[1:]
-            )
+            into[here] = self.grad_of(mine, self.resident(), minibatch).view(len(here), *into.shape[1:])
         return found
 
     def full_grad(self, y: Tensor, rows: Sequence[Visitor]) -> Tensor:
@@ -85,31 +87,25 @@ class StackedProblem:
             mine = self.problems[s].samples(i)
             here = slice(number * self.width, (number + 1) * self.width)
             for some in in_batches(len(mine)):
-                X, Y = first.prepared(first.X[mine[some]]), first.Y[mine[some]]
-                found[here] += of_all(y[here], X, Y) * (len(Y) / len(mine))
+                found[here] += of_all(y[here], *first.batch(mine[some])) * (len(mine[some]) / len(mine))
         return found
 
     # what the compiled engine asks
 
-    def resident(self) -> tuple[Tensor, Tensor]:
+    def resident(self) -> list[Tensor]:
         return self.first.resident()
 
-    def inputs(
-        self, minibatches: Minibatches, K: int, batch: int | None
-    ) -> list[tuple[Tensor | None, ...]]:
+    def inputs(self, minibatches: Minibatches, K: int, batch: int | None) -> list[tuple[Tensor | None, ...]]:
         widest = max(problem.widest(batch) for problem in self.problems)
         return self.first.inputs(minibatches.widened(widest), K, widest)
 
-    def grad_of(
-        self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]
-    ) -> Tensor:
+    def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: Sequence[Tensor | None]) -> Tensor:
         """The gradients of all rows: over visitors, and within over the runs, which share the samples."""
         samples, shares, seeds, drawn = minibatch
         assert samples is not None
         first = self.first
         first.flat.template.train()
-        X, Y = first.prepared(resident[0][samples], drawn), resident[1][samples]
-        given = [y.view(len(samples), self.width, -1), X, Y, seeds]
+        given = [y.view(len(samples), self.width, -1), *first.batch(samples, drawn, resident), seeds]
         loss: Any = first.mean_loss
         if shares is not None:
             loss, given = first.shared_loss, [*given, shares]
@@ -125,11 +121,7 @@ class StackedProblem:
     def evaluate(self, x: Tensor) -> list[dict[str, float]]:
         """The metrics of every run."""
         rows = x.view(len(self.problems), self.width, -1)
-        return [
-            found
-            for problem, mine in zip(self.problems, rows, strict=True)
-            for found in _metrics(problem, mine)
-        ]
+        return [found for problem, mine in zip(self.problems, rows, strict=True) for found in _metrics(problem, mine)]
 
 
 def _metrics(problem: ModelProblem, x: Tensor) -> list[dict[str, float]]:
@@ -143,16 +135,14 @@ def check_alike(problems: Sequence[ModelProblem]) -> None:
     first = problems[0]
     if not all(isinstance(problem, ModelProblem) for problem in problems):
         raise NotBatchable("only models on data (ud.federate) are computed together")
-    why = first.not_batched or (
-        None if first.engine == "batched" else "its layers are faster one by one"
-    )
+    if first.local_x0 is not None:
+        raise NotBatchable("clients have parameters of their own")
+    why = first.not_batched or (None if first.engine == "batched" else "its layers are faster one by one")
     if why:
         raise NotBatchable(why)
     for problem in problems[1:]:
-        for name in ("X", "Y"):
-            mine, other = getattr(first, name), getattr(problem, name)
-            if mine is not other and not torch.equal(mine, other):
-                raise NotBatchable("the runs have different data")
+        if not (equal(first.X, problem.X) and equal(first.Y, problem.Y)):
+            raise NotBatchable("the runs have different data")
         if problem.N != first.N:
             raise NotBatchable("the runs have different numbers of clients")
         if problem.prepare != first.prepare or problem.augment != first.augment:
@@ -167,13 +157,10 @@ def _same_model(first: ModelProblem, other: ModelProblem) -> bool:
         return False
     if first.x0.dtype != other.x0.dtype:
         return False
-    some = torch.arange(min(8, len(first.X)))
-    X, Y = first.prepared(first.X[some]), first.Y[some]
+    X, Y = first.batch(torch.arange(min(8, sample_count(first.X))))
     seed = torch.tensor(0)
     return all(
-        torch.equal(
-            first.gradient(y, X, Y, seed, training), other.gradient(y, X, Y, seed, training)
-        )
+        torch.equal(first.gradient(y, X, Y, seed, training), other.gradient(y, X, Y, seed, training))
         for y in (first.x0, other.x0)
         for training in (True, False)
     )

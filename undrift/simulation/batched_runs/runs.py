@@ -7,6 +7,7 @@ from typing import cast
 
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import InvalidInput
+from undrift.metrics import Metric
 from undrift.simulation.batched_runs.batch import Batch, own_state
 from undrift.simulation.batched_runs.trials import Played, SharedConfig, Trial, batchable_sets
 from undrift.simulation.checks import fit_to_run
@@ -24,6 +25,7 @@ def run_together(
     participation: Participation | None = None,
     engine: str | EngineChoice = "auto",
     evaluate_every: int = 1,
+    metrics: Sequence[str | Metric] | str | None = None,
 ) -> list[Result]:
     """Run trials that differ in seeds, step sizes or other floats as one computation; each equals `ud.run` alone.
 
@@ -46,6 +48,7 @@ def run_together(
         participation=participation,
         engine=engine,
         evaluate_every=evaluate_every,
+        metrics=metrics,
     )
     for each in every_round:
         for n, r in enumerate(each):
@@ -59,7 +62,8 @@ def run_together(
     for n, trial in enumerate(trials):
         state = last[n]
         assert state is not None
-        found.append(Result(trial.problem, own_state(state), history[n], stopped[n], best[n]))
+        config = SharedConfig(rounds, participation or Everyone(), engine, evaluate_every).config(trial)
+        found.append(Result(trial.problem, own_state(state), history[n], stopped[n], best[n], config))
     return found
 
 
@@ -70,6 +74,7 @@ def rounds_together(
     participation: Participation | None = None,
     engine: str | EngineChoice = "auto",
     evaluate_every: int = 1,
+    metrics: Sequence[str | Metric] | str | None = None,
 ) -> Iterator[list[Played]]:
     """The same round by round: an item per trial, its round or, after its end, why it has ended.
 
@@ -78,15 +83,17 @@ def rounds_together(
     if not trials:
         raise InvalidInput("no trials to run: give at least one")
     participation = Everyone() if participation is None else participation
-    trials = [
-        replace(t, algorithm=fit_to_run(t.algorithm, t.problem.N, participation, rounds))
-        for t in trials
-    ]
-    shared = SharedConfig(rounds, participation, engine, evaluate_every)
-    sets = [
-        (members, _play([trials[n] for n in members], shared)) for members in batchable_sets(trials)
-    ]
+    trials = [_fit(trial, participation, rounds) for trial in trials]
+    shared = SharedConfig(rounds, participation, engine, evaluate_every, metrics)
+    sets = [(members, _play([trials[n] for n in members], shared)) for members in batchable_sets(trials)]
     return _side_by_side(sets, rounds)
+
+
+def _fit(trial: Trial, participation: Participation, rounds: int) -> Trial:
+    local = trial.local.for_run(rounds)
+    return replace(
+        trial, local=local, algorithm=fit_to_run(trial.algorithm, trial.problem.N, participation, rounds, local)
+    )
 
 
 def _play(trials: Sequence[Trial], shared: SharedConfig) -> Iterator[list[Played]]:
@@ -100,9 +107,7 @@ def _play(trials: Sequence[Trial], shared: SharedConfig) -> Iterator[list[Played
     return (list(row) for row in zip(*each, strict=False))
 
 
-def _side_by_side(
-    sets: Sequence[tuple[list[int], Iterator[list[Played]]]], last: int
-) -> Iterator[list[Played]]:
+def _side_by_side(sets: Sequence[tuple[list[int], Iterator[list[Played]]]], last: int) -> Iterator[list[Played]]:
     for _ in range(last):
         found: dict[int, Played] = {}
         for members, playing in sets:

@@ -10,6 +10,7 @@ from undrift.core.algorithm import Algorithm
 from undrift.core.batched_scalar import NotBatchable, merge
 from undrift.core.errors import Stopped
 from undrift.local import Local
+from undrift.metrics import Metric
 from undrift.problems import Problem
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.engines.choice import EngineChoice
@@ -63,6 +64,7 @@ class SharedConfig:
     participation: Participation
     engine: str | EngineChoice
     evaluate_every: int
+    metrics: Sequence[str | Metric] | str | None = None
 
     def config(self, trial: Trial, engine: str | EngineChoice | None = None) -> RunConfig:
         """A trial as a run by itself."""
@@ -76,6 +78,7 @@ class SharedConfig:
             seed=trial.seed,
             x0=trial.x0,
             evaluate_every=self.evaluate_every,
+            metrics=self.metrics,
         )
 
     def play_alone(

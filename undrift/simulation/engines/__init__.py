@@ -3,6 +3,7 @@
     sequential.py   one client after another, or several side by side in threads: the reference
     batched.py      a chunk of clients as one computation
     compiled.py     the same, compiled; tracing.py makes a visit a pure function of tensors for that
+    row_check.py    in the first rounds of a run, one client of a cohort is compared with itself alone
     request.py      what an engine is asked
     choice.py       which engine suits a run
 
@@ -14,6 +15,7 @@ from undrift.simulation.engines.choice import EngineChoice, choose
 from undrift.simulation.engines.compiled import compiled, compiled_one_by_one
 from undrift.simulation.engines.memory import keep_freed_memory
 from undrift.simulation.engines.request import Engine, Request
+from undrift.simulation.engines.row_check import CHECKED_ROUNDS, checked
 from undrift.simulation.engines.sequential import sequential, threaded
 
 __all__ = ["EngineChoice", "Engine", "Request", "choose", "engine_of"]
@@ -27,4 +29,6 @@ def engine_of(choice: EngineChoice, round: int) -> Engine:
         if choice.compiles(round):
             return compiled_one_by_one(choice.workers)
         return sequential if choice.workers is None else threaded(choice.workers)
-    return compiled if choice.compiles(round) else batched
+    compiles = choice.compiles(round)
+    engine = compiled if compiles else batched
+    return checked(engine, rows=not compiles) if round <= CHECKED_ROUNDS else engine

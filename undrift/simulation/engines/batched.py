@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from undrift.core.errors import MethodFailure
-from undrift.core.records import check_records, map_tensors
+from undrift.core.records import check_records, fits, map_tensors
 from undrift.core.work import NoCommonRound
 from undrift.simulation.aggregation import ClientResults
 from undrift.simulation.engines.request import Request
+from undrift.simulation.engines.sequential import visit_one
 
 
 def batched(request: Request) -> Iterator[ClientResults]:
@@ -16,7 +17,12 @@ def batched(request: Request) -> Iterator[ClientResults]:
     # computed twice over, and a chunk of any size gives the same bits.
     clients = request.participants.clients
     for ids, rows in chunks(clients, request.chunk, rows=lambda n: max(n, 2)):
-        yield visit_chunk(request, ids, rows, request.states.gather(rows))
+        result = visit_chunk(request, ids, rows, request.states.gather(rows))
+        if request.exchange.wire is None and not fits(result.up, result.state, len(ids), request.problem.x0):
+            for i in ids:  # one client's wrong shape is not that of the others: each is asked on its own
+                yield visit_one(request, i, request.states.gather([i]), request.problem)
+        else:
+            yield result
 
 
 def chunks(
@@ -28,9 +34,7 @@ def chunks(
         yield ids, [*ids, *[ids[0]] * (rows(len(ids)) - len(ids))]
 
 
-def visit_chunk(
-    request: Request, ids: Sequence[int], rows: Sequence[int], state: Any
-) -> ClientResults:
+def visit_chunk(request: Request, ids: Sequence[int], rows: Sequence[int], state: Any) -> ClientResults:
     """One visit of several clients at once; `ids` have the first of the rows."""
     work = request.work(rows, False)
     try:
@@ -46,7 +50,7 @@ def visit_chunk(
             who, hint = f"clients {_some(ids)}", " (engine='sequential' names the client)"
         where = f"{who}, round {_some(work.rounds or [request.key.round])}, stage local"
         raise MethodFailure(f"{where}: {type(error).__name__}: {error}{hint}") from error
-    return ClientResults(ids, up, state)
+    return ClientResults(ids, up, state, observed=work.observed(len(ids)))
 
 
 def _some(ids: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key
 from undrift.local import Local
+from undrift.local.parameters import initial_of
 from undrift.problems import Problem
 from undrift.problems.protocols import PrefersEngine, Replicable, Sized, Traceable
 from undrift.simulation.participation import Participation
@@ -31,6 +32,7 @@ FLOPS_PER_CORE = 2.5e10
 COMPILING_SECONDS = 5.0
 # What compiling saves of a round, as a part of the time that its gradients take: in chunks, and of one client.
 SAVED, SAVED_ONE_BY_ONE = 0.8, 0.1
+MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,9 @@ class EngineChoice:
         if self.engine not in (*ENGINES, "ray"):
             raise unknown("engine", str(self.engine), [*ENGINES, "auto", "events", "ray"])
         check_value("run", "chunk", self.chunk, int, within="[1, inf)")
-        check_value("run", "workers", self.workers, int, None, within="[1, inf)")
+        check_value("run", "workers", self.workers, int, None, within=f"[1, {MOST_WORKERS}]")
         check_value("run", "since", self.since, int, within="[1, inf)")
-        check_value("run", "shards", self.shards, int, None, within="[1, inf)")
+        check_value("run", "shards", self.shards, int, None, within=f"[1, {16 * MOST_WORKERS}]")
         if self.engine == "ray":
             return self._check_ray()
         if self.workers is not None and not self.one_by_one:
@@ -240,13 +242,12 @@ def cpp_compiler() -> str | None:
     return next(filter(None, map(shutil.which, (os.environ.get("CXX") or "g++", "clang++"))), None)
 
 
-def _repays(
-    choice: EngineChoice, problem: Problem, rounds: int, participation: Participation, local: Local
-) -> bool:
+def _repays(choice: EngineChoice, problem: Problem, rounds: int, participation: Participation, local: Local) -> bool:
     """Whether compiled visits would save more than compiling takes."""
     batchable = not isinstance(problem, PrefersEngine) or problem.not_batched is None
     traceable: object = problem
-    if not isinstance(traceable, Traceable) or not batchable:
+    own = initial_of(problem) is not None  # parameters of clients, with which nothing is compiled
+    if not isinstance(traceable, Traceable) or not batchable or own:
         return False
     seconds = gradient_seconds(choice, problem, rounds, participation, local)
     return worth_compiling(seconds, choice.one_by_one)
@@ -313,7 +314,5 @@ def worth_compiling(seconds: float, one_by_one: bool) -> bool:
 
 def step_seconds(problem: Problem, clients: int, local: Local) -> float:
     """How long a gradient of so many clients takes uncompiled, estimated from its operations."""
-    flops = (
-        problem.step_flops(local.batch) if isinstance(problem, Sized) else 6.0 * problem.x0.numel()
-    )
+    flops = problem.step_flops(local.batch) if isinstance(problem, Sized) else 6.0 * problem.x0.numel()
     return STEP_SECONDS + clients * flops / (FLOPS_PER_CORE * torch.get_num_threads())

@@ -27,6 +27,7 @@ from undrift.core.work import Work
 from undrift.simulation.aggregation import ClientResults
 from undrift.simulation.engines.batched import chunks, visit_chunk
 from undrift.simulation.engines.request import Engine, Request
+from undrift.simulation.engines.row_check import DisturbedWork
 from undrift.simulation.engines.sequential import in_threads, visit_one
 from undrift.simulation.engines.tracing import TracedVisit, VisitSpec, add_rows, check_traceable
 
@@ -108,10 +109,11 @@ class Programs:
             raise NonFiniteUpdate
         if weights is not None:
             up = map_tensors(lambda t: t[0], up)
-            return ClientResults(ids, up, _first(client, len(ids)), summed=True)
+            return ClientResults(ids, up, _first(client, len(ids)), True, work.observed(len(ids)))
         if wire is not None:
-            up, client = wire.encode(up, client, state, request.work(rows, False, problem))
-        return ClientResults(ids, _first(up, len(ids)), _first(client, len(ids)))
+            up, client = request.exchange.pack(up, client, state, request.work(rows, False, problem))
+        found = _first(up, len(ids)), _first(client, len(ids))
+        return ClientResults(ids, *found, observed=work.observed(len(ids)))
 
     def _weights(self, request: Request, ids: Sequence[int], rows: Sequence[int]) -> Tensor:
         of = dict(zip(request.participants.clients, request.participants.weights, strict=True))
@@ -159,9 +161,7 @@ class Programs:
 def build_program(visit: TracedVisit, spec: VisitSpec) -> tuple[CompiledVisit, Any, Any]:
     """The programs of a visit, verified, with records like those that it returns."""
     examples = [visit.step_inputs(loop, only=1)[0] for loop in spec.loops]
-    program = compile_visit(
-        visit.function(spec), visit.inputs(spec), examples, visit.layout, visit.overwritten
-    )
+    program = compile_visit(visit.function(spec), visit.inputs(spec), examples, visit.layout, visit.overwritten)
     up, kept = (map_tensors(lambda t: torch.empty(0), each) for each in (visit.up, visit.kept))
     verify_program(program, visit, spec, up, kept)
     return program, up, kept
@@ -172,35 +172,19 @@ def run_program(
 ) -> tuple[Any, Any, Tensor]:
     """One visit with compiled programs."""
     minibatches = [visit.step_inputs(loop) for loop in spec.loops]
-    totals, *found = program(visit.inputs(spec), minibatches, visit.calls(spec))
+    totals, *found = program(visit.inputs(spec), minibatches, visit.calls(spec), visit.watch(spec))
     client = rebuild(kept, iter(tensors(visit.state)))
     for t in tensors(client):  # read again rather than computed again, which takes longer
-        by_run = t.view(
-            *(1, len(t)) if visit.weights is None else visit.weights.shape, -1, t.shape[1]
-        )
+        by_run = t.view(*(1, len(t)) if visit.weights is None else visit.weights.shape, -1, t.shape[1])
         totals = totals + (t.sum(1) if visit.weights is None else by_run.sum((1, 3)).flatten())
     return rebuild(up, iter(found)), client, totals
 
 
-class _DisturbedWork(Work):
-    """Work whose loops start every step from values that are disturbed."""
-
-    def __init__(self, work: Work, disturb: Noise):
-        self.__dict__.update(copy(work).__dict__)
-        self._disturb = disturb
-
-    def loop(self, step: Callable[..., Any], *start: Any, steps: int | None = None) -> Any:
-        disturbed = lambda *carried: step(*map(self._disturb, carried))
-        return super().loop(disturbed, *start, steps=steps)
-
-
-def verify_program(
-    program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any
-) -> None:
+def verify_program(program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, up: Any, kept: Any) -> None:
     """Raise CannotCompile unless the program computes what the uncompiled visit does, from random states and messages."""
 
     def uncompiled(down: Any, client: Any, disturb: Noise) -> list[Tensor]:
-        work = _DisturbedWork(visit.work, disturb)
+        work = DisturbedWork(visit.work, disturb)
         sent, new = visit.local(map_tensors(visit.spread, down), client, work)
         weights = visit.weights
         sums = tensors(sent) if weights is None else [add_rows(t, weights) for t in tensors(sent)]
@@ -212,7 +196,9 @@ def verify_program(
         expected = uncompiled(down, client, lambda t: t)
         disturbed = uncompiled(down, client, noise(generator))
         own = map_tensors(torch.clone, client)  # which is written over
-        again = TracedVisit(visit.algorithm, down, own, visit.work, visit.weights)
+        work = copy(visit.work)
+        work.path = None  # nothing of this is the run's
+        again = TracedVisit(visit.algorithm, down, own, work, visit.weights)
         sent, new, _ = run_program(program, again, spec, up, kept)
         if same_up_to_rounding([*tensors(sent), *tensors(new)], expected, disturbed):
             return
@@ -227,9 +213,7 @@ def attempt(make: Callable[[], T]) -> T | CannotCompile:
             return make()
     except Exception as error:  # torch raises many kinds for what it cannot trace or compile
         if isinstance(error, CannotCompile):
-            return CannotCompile(
-                *error.args
-            )  # a new one: the old holds all frames it was raised in
+            return CannotCompile(*error.args)  # a new one: the old holds all frames it was raised in
         return CannotCompile(f"{type(error).__name__}: {first_line(error)}")
 
 

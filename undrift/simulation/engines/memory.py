@@ -19,7 +19,9 @@ def keep_freed_memory() -> None:
     By default glibc gives a large tensor back to the system when it is freed.  Every step then pays for fresh pages, one
     fault for every 4 KiB, and threads wait for each other in the kernel: on the character LSTM a third of all time.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return
     mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from undrift.core.algorithm import Algorithm, Exchange
+from undrift.core.observe import LocalPath, Observe
 from undrift.core.records import map_tensors
 from undrift.core.rng import Key
 from undrift.core.work import Solver, Work
@@ -20,7 +21,8 @@ class Request:
     """One exchange with some clients, who start from their states.
 
     All are sent the same message, unless `downs` gives a row for each client; then `rounds` are those of the models that
-    they work on (virtual time).  An engine may add up what clients send only if `may_sum`.
+    they work on (virtual time).  An engine may add up what clients send only if `may_sum`.  With `observe`, results tell
+    what was seen of local loops.
     """
 
     algorithm: Algorithm
@@ -35,6 +37,7 @@ class Request:
     may_sum: bool = True
     downs: Callable[[Sequence[int]], Any] | None = None
     rounds: Callable[[Sequence[int]], list[int] | None] = lambda clients: None
+    observe: Observe | None = None
 
     def down_rows(self, clients: Sequence[int]) -> Any:
         """The message as a row for every client."""
@@ -44,15 +47,10 @@ class Request:
 
     def work(self, clients: Sequence[int], single: bool, problem: Problem | None = None) -> Work:
         """What these clients are lent."""
-        return Work(
-            problem or self.problem,
-            self.solver,
-            clients,
-            [self._steps[i] for i in clients],
-            self.key,
-            single,
-            self.rounds(clients),
-        )
+        steps = [self._steps[i] for i in clients]
+        path = None if self.observe is None else LocalPath(self.observe, steps)
+        rounds = self.rounds(clients)
+        return Work(problem or self.problem, self.solver, clients, steps, self.key, single, rounds, path)
 
     @cached_property
     def _steps(self) -> dict[int, int]:

@@ -87,4 +87,4 @@ def visit_one(request: Request, i: int, state: Any, problem: Any) -> ClientResul
     except Exception as error:
         where = f"client {i}, round {request.key.round}, stage local"
         raise MethodFailure(f"{where}: {type(error).__name__}: {error}") from error
-    return ClientResults([i], up, state)
+    return ClientResults([i], up, state, observed=work.observed(1))

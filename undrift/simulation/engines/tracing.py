@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.compiler import CannotCompile, Layout, Tracer, kernels
+from undrift.compiler import CannotCompile, Layout, Tracer, Watch, kernels
 from undrift.compiler.inductor import fake_mode
 from undrift.core.algorithm import Algorithm, exchanges_of
 from undrift.core.batched_scalar import BatchedScalar, is_zero
@@ -33,6 +33,8 @@ from undrift.core.records import (
 )
 from undrift.core.rng import Distribution, Purpose, draw_numbers
 from undrift.core.work import Ones, Solver, Work
+from undrift.local.optimiser_state import LocalWithOptimiser
+from undrift.local.parameters import LocalWithParameters
 from undrift.problems.protocols import LimitsCompiling, Traceable
 
 # floats as inputs
@@ -86,9 +88,7 @@ def structure_of(tree: Any) -> Hashable:
     if inside is not None:
         return type(tree), *map(structure_of, inside.values())
     if isinstance(tree, (list, dict, set, np.ndarray)):
-        raise CannotCompile(
-            f"the method holds a {type(tree).__name__}, which may change: use a tuple"
-        )
+        raise CannotCompile(f"the method holds a {type(tree).__name__}, which may change: use a tuple")
     if isinstance(tree, float):
         return float if tree else 0.0  # what multiplies a zero is left out
     if isinstance(tree, BatchedScalar):
@@ -133,6 +133,10 @@ def code_of(local: Any) -> Hashable:
     """Which code a method's `local` is; raises CannotCompile for code that is created again in every round."""
     if isinstance(local, MethodType):
         return code_of(local.__func__)
+    if isinstance(local, LocalWithOptimiser):
+        return LocalWithOptimiser, local.between, code_of(local.local)
+    if isinstance(local, LocalWithParameters):
+        raise CannotCompile("clients have parameters of their own")
     if isinstance(local, partial):
         given = structure_of((*local.args, *sorted(local.keywords.items())))
         return code_of(local.func), given
@@ -153,9 +157,7 @@ class LoopSpec:
     steps: int | None  # None: as many as the visit has
     number: int  # among the loops that draw minibatches
     unit: bool  # it runs the solver on a single number, without minibatches
-    optimiser: str | None = (
-        None  # whose state it carries: the solver's, or a "momentum" that the method brings
-    )
+    optimiser: str | None = None  # whose state it carries: the solver's, or a "momentum" that the method brings
     draws: list["DrawSpec"] = field(default_factory=list)  # per step
 
 
@@ -251,8 +253,10 @@ class TracedWork(Work):
         spec = self.session.begin_loop(LoopSpec(steps, number, self.unit_only))
         K = self.steps if steps is None else [steps]
         masked, count = min(K) != max(K), len(start)
-        state: Any = None
-        if spec.optimiser == "solver":
+        state: Any = self.carried
+        if state is not None:
+            spec.optimiser = "solver"
+        elif spec.optimiser == "solver":
             assert self.solver.optimiser is not None
             state = self.solver.optimiser.init(start[0])
         elif spec.optimiser == "momentum":
@@ -275,8 +279,10 @@ class TracedWork(Work):
             pairs = zip(new, carried, strict=True)
             return [torch.where(active, after, before) for after, before in pairs]
 
-        carried = self.session.loop(body, [*start, *tensors(state)])[:count]
-        self._optimiser_state = None
+        carried = self.session.loop(body, [*start, *tensors(state)])
+        if self.carried is not None:
+            self.carried = rebuild(state, iter(carried[count:]))
+        carried, self._optimiser_state = carried[:count], None
         return carried[0] if count == 1 else tuple(carried)
 
     def minibatch_grad(self, y: Tensor) -> Tensor:
@@ -307,7 +313,9 @@ class TracedWork(Work):
     @property
     def unit(self) -> Work:
         solver = replace(self.solver, weight_decay=0.0, clip=None)
-        return TracedWork(self, self.visit, self.session, solver, self._t, self.K, (), unit=True)
+        unit = TracedWork(self, self.visit, self.session, solver, self._t, self.K, (), unit=True)
+        unit.carried = None
+        return unit
 
 
 # the visit itself
@@ -328,9 +336,7 @@ class TracedVisit:
     added up; without, there is a row for each.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, down: Any, state: Any, work: Work, weights: Tensor | None
-    ):
+    def __init__(self, algorithm: Algorithm, down: Any, state: Any, work: Work, weights: Tensor | None):
         problem: Any = work.problem
         if work.rounds is not None:
             raise CannotCompile("clients work on models of different rounds")
@@ -393,11 +399,11 @@ class TracedVisit:
     def loop_inputs(self, number: int, steps: int | None) -> Sequence[Sequence[Tensor | None]]:
         """What the gradient of the number-th loop is given, step by step."""
         if (number, steps) not in self._inputs:
-            work, batch = self.work, self.work.solver.batch
+            work = self.work
             K = work.steps if steps is None else [steps] * len(work.clients)
             key = replace(work.key, loop=work.key.loop + number)
-            drawn = self.problem.draw(key, work.clients, K, batch)
-            self._inputs[number, steps] = self.problem.inputs(drawn, max(K), batch)
+            drawn = work.draw_minibatches(key, K)
+            self._inputs[number, steps] = self.problem.inputs(drawn, max(K), work.solver.batch)
         return self._inputs[number, steps]
 
     def present(self, spec: LoopSpec) -> list[bool]:
@@ -434,6 +440,15 @@ class TracedVisit:
         """The full gradients that a visit asks for."""
         problem: Any = self.problem
         return [lambda x: problem.full_grad(x, self.work.clients)] * spec.calls
+
+    def watch(self, spec: VisitSpec) -> dict[int, Watch] | None:
+        """What follows local models through the loops that make the visit's own steps, if somebody does."""
+        path = self.work.path
+        if path is None:
+            return None
+        last, pieces = max(self.work.steps), len(self.layout.split(self.problem.x0.unsqueeze(0)))
+        look: Watch = lambda k, carried: path.watch(k, carried[:pieces], last)
+        return {n: look for n, loop in enumerate(spec.loops) if loop.steps is None and not loop.unit}
 
     # the function
 

@@ -30,18 +30,12 @@ def choose_on_ray(
     A choice that has everything is kept, if the cluster is large enough for it.
     """
     if problem.x0.device.type != "cpu":
-        raise InvalidInput(
-            f"engine 'ray' computes on processors, the model is on {problem.x0.device}: use model.cpu()"
-        )
+        raise InvalidInput(f"engine 'ray' computes on processors, the model is on {problem.x0.device}: use model.cpu()")
     cores = cpus()
     if asked.shards is not None and asked.shards > problem.N:
-        raise InvalidInput(
-            f"{asked.shards} shards for {problem.N} clients: use at most one for each"
-        )
+        raise InvalidInput(f"{asked.shards} shards for {problem.N} clients: use at most one for each")
     if asked.workers is not None and asked.workers > problem.N:
-        raise InvalidInput(
-            f"workers={asked.workers} for {problem.N} clients: use at most one for each"
-        )
+        raise InvalidInput(f"workers={asked.workers} for {problem.N} clients: use at most one for each")
     if asked.workers is not None and asked.workers > cores:
         raise InvalidInput(
             f"workers={asked.workers} and the Ray cluster has {cores} CPUs: use at most {cores} workers, "

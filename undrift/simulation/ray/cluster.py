@@ -32,6 +32,11 @@ def connect() -> Any:
         raise
     except Exception as error:  # Ray raises many kinds, that one too
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if any(word in str(error).lower() for word in ("auth", "token", "unauthenticated")):
+            raise InvalidInput(
+                f"the Ray cluster at {address} asks for a token ({reason}): set RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to those of the cluster"
+            ) from error
         if address == "local":
             raise InvalidInput(f"Ray could not be started on this machine: {reason}") from error
         raise InvalidInput(

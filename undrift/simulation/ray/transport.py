@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from torch import Tensor
 
 from undrift.core.algorithm import Exchange
 from undrift.core.errors import InvalidInput, WorkersLost, first_line
@@ -34,13 +35,14 @@ from undrift.simulation.ray.handles import (
 from undrift.simulation.ray.serialisation import pack_object, pack_problem, unpack_object
 from undrift.simulation.ray.worker import Job, WorkerTask, versions
 from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, RunPlan, with_bytes_down
+from undrift.simulation.transport import NOBODY, RunPlan, everyone, way_of, with_bytes_down
 
 log = logging.getLogger("undrift")
 
 COPY_EVERY = 10  # rounds after which states are copied, if nobody has asked for them before
 SECONDS_TO_WARNING = 15.0  # seconds after which it is said that workers have not started yet
 STARTING = 300.0  # seconds after which they are not waited for any more
+SILENCE = 60.0  # seconds after which it is said that a worker has not answered, then after twice as many, and so on
 MAX_LOSSES = 3  # how often in a row a worker may be lost before the run ends
 STATE_BYTES_PER_MESSAGE = 64 * 2**20  # bytes of states that travel at a time
 
@@ -58,9 +60,7 @@ class RayTransport:
         workers, self.shards = plan.choice.workers or 1, plan.choice.shards or 1
         bare: Any = replace(plan, problem=None)  # pyright: ignore[reportArgumentType]
         self.job = ray.put(pack_object(Job(bare, clients.initial, workers)))
-        self.handles = [
-            WorkerHandle(w, range(w, self.shards, workers), start_worker()) for w in range(workers)
-        ]
+        self.handles = [WorkerHandle(w, range(w, self.shards, workers), start_worker()) for w in range(workers)]
         try:
             self._await_all()
             for handle in self.handles:
@@ -88,6 +88,10 @@ class RayTransport:
         part = join_partials(self._parts(down, participants, key))
         reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
         return with_bytes_down(reply, down, len(participants.clients))
+
+    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
+        down = send(exchange, server, key.round)
+        return way_of(join_partials(self._parts(down, everyone(self.plan, exchange, key), key, keep=False)))
 
     def apply(self) -> None:
         handles = [handle for handle in self.handles if handle.staged is not None]
@@ -132,14 +136,14 @@ class RayTransport:
 
     # visits
 
-    def _parts(self, down: Any, participants: Participants, key: Key) -> list[PartialAggregate]:
+    def _parts(self, down: Any, participants: Participants, key: Key, keep: bool = True) -> list[PartialAggregate]:
         """Every shard's part of an exchange, in the order of shards."""
         sent, shares = ray.put(pack_object(down)), deal(participants, self.shards, self.stateful)
         asked: list[tuple[WorkerHandle, Sent, Any]] = []
         for handle in self.handles:
             mine = {shard: shares[shard] for shard in handle.shards if shares[shard].clients}
             if mine:
-                what = Sent(sent, WorkerTask(key, mine))
+                what = Sent(sent, WorkerTask(key, mine, keep))
                 asked.append((handle, what, handle.actor.visit.remote(what.down, what.visit)))
         parts: dict[int, PartialAggregate] = {}
         for handle, what, reply in asked:
@@ -150,6 +154,7 @@ class RayTransport:
         """A worker's answer; another's, if the worker is lost."""
         for _ in range(MAX_LOSSES):
             try:
+                _await_answer(handle, reply)
                 answer = unpack_object(fetch(reply))
                 break
             except LOST as error:
@@ -157,7 +162,8 @@ class RayTransport:
                 reply = handle.actor.visit.remote(sent.down, sent.visit)
         else:
             raise _again_and_again(handle)
-        handle.staged = sent if self.stateful else None
+        if sent.visit.keep:
+            handle.staged = sent if self.stateful else None
         for message in answer.warnings:
             if message not in self.logged:  # once, not once a worker
                 self.logged.add(message)
@@ -194,9 +200,7 @@ class RayTransport:
         for _ in range(MAX_LOSSES):
             try:
                 some = self._in_turn(fetch(handle.actor.changed.remote()))
-                return [
-                    (ids, unpack_object(fetch(handle.actor.states.remote(ids)))) for ids in some
-                ]
+                return [(ids, unpack_object(fetch(handle.actor.states.remote(ids)))) for ids in some]
             except LOST as error:
                 self._replace(handle, error)
         raise _again_and_again(handle)
@@ -327,6 +331,17 @@ def _again_and_again(handle: WorkerHandle) -> WorkersLost:
 
 
 def _gone() -> None:
-    raise RuntimeError(
-        "what clients remembered was lost with their workers: go on from a checkpoint or a snapshot"
-    )
+    raise RuntimeError("what clients remembered was lost with their workers: go on from a checkpoint or a snapshot")
+
+
+def _await_answer(handle: WorkerHandle, reply: Any) -> None:
+    """Wait for an answer, however long; say now and then that it is waited for, as a stopped process says nothing itself."""
+    waited = SILENCE
+    while not ray.wait([reply], timeout=waited)[0]:
+        log.warning(
+            "worker %d on %s has not answered for %d s more: a long visit, or its process is stopped; waiting",
+            handle.number,
+            handle.host,
+            waited,
+        )
+        waited *= 2

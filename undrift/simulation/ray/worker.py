@@ -35,6 +35,7 @@ class WorkerTask:
 
     key: Key
     participants: dict[int, Participants]
+    keep: bool = True  # what clients will have learnt
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Worker:
             shard: visit_clients(plan, exchange, down, self.clients, participants, key)
             for shard, participants in visit.participants.items()
         }
-        self.staged.stage([each for part in parts.values() for each in part.states])
+        if visit.keep:
+            self.staged.stage([each for part in parts.values() for each in part.states])
         return parts
 
 

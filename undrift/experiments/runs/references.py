@@ -1,0 +1,90 @@
+"""The runs of references in a comparison: recorded and resumed as all others are."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from undrift.experiments.config.experiment import Experiment
+from undrift.experiments.config.federation import Federation
+from undrift.experiments.runs.directory import RunDirectory, create, metrics_in
+from undrift.experiments.runs.files import read_json, write_aside, write_json
+from undrift.metrics.quality import higher_is_better, usual_last
+from undrift.simulation.api import RunConfig
+from undrift.simulation.references import Alone, reference_config, steps_a_round
+
+START = "start.safetensors"  # the model that is fine-tuned
+ABOUT = "reference.json"  # how many gradients, and of which method the model is
+
+
+def reference_run(experiment: Experiment, built: Federation, path: Path) -> RunConfig:
+    """The run of a reference; what it costs is written down beside it."""
+    (kind,), (seed,) = experiment.reference, experiment.seeds
+    federated = RunConfig(
+        Alone(),
+        built.problem,
+        experiment.rounds,
+        experiment.participation.make(),
+        experiment.local,
+        seed=seed,
+        metrics=experiment.evaluation.metrics,
+    )
+    config = reference_config(kind, federated, _model(path, built) if kind == "fine-tuned" else None)
+    about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
+    write_json(path / ABOUT, about | {"kind": kind, "gradients": round(config.rounds * steps_a_round(config))})
+    return config
+
+
+def is_fine_tuned(path: Path) -> bool:
+    return path.parent.name == "fine-tuned" and path.name.startswith("seed-")
+
+
+def begin_with_best(folder: Path, experiment: Experiment, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Give every fine-tuned run the model it begins with: that of the method with the best final quality.
+
+    A run that began with another model, because methods have run for longer since, is begun anew.
+    """
+    best, made = best_method(folder, experiment), []
+    for run in runs:
+        model = (folder / best / run.path.name / "model.safetensors").read_bytes()
+        start = run.path / START
+        if start.exists() and start.read_bytes() != model:
+            described = run.experiment()
+            shutil.rmtree(run.path)
+            run = create(run.path, described, {"seeds": described.seeds})
+        write_aside(run.path / START, model)
+        write_json(run.path / ABOUT, {"of": best})
+        made.append(run)
+    return made
+
+
+def best_method(folder: Path, experiment: Experiment) -> str:
+    """The method with the best final quality, mean over seeds; the first of those that are equal."""
+    found: dict[str, float] = {}
+    for label in experiment.labels:
+        values = [_final(RunDirectory(folder / label / f"seed-{seed}")) for seed in experiment.seeds]
+        found[label] = float(np.mean(values))
+    return max(found, key=lambda label: found[label] if np.isfinite(found[label]) else -np.inf)
+
+
+def _final(run: RunDirectory) -> float:
+    """The final quality of a run: higher is better."""
+    lines = [metrics for metrics in map(metrics_in, run.rounds()) if metrics]
+    if not lines:
+        return -np.inf
+    name = next((each for each in ("accuracy", "r2", "loss") if each in lines[-1]), next(iter(lines[-1])))
+    last = [line.get(name) for line in lines[-usual_last(len(lines)) :]]
+    value = float(np.mean([np.nan if each is None else each for each in last]))
+    return value if higher_is_better(name) else -value
+
+
+def _model(path: Path, built: Federation) -> Tensor:
+    named = load_file(path / START)
+    flat = built.problem.flat
+    return torch.cat([named[name].flatten() for name in flat.names if name not in flat.local_names]).to(
+        built.problem.x0
+    )
