@@ -25,9 +25,7 @@ METHODS = ("scaffold", "scaffold-m", "fedhbm", "fedavg-m-vr", "scaffold-m-vr")
 Rounds = Iterator[Any]
 
 
-def interleaved(
-    rows: dict[str, Rounds], repetitions: int, seconds: float
-) -> dict[str, list[float]]:
+def interleaved(rows: dict[str, Rounds], repetitions: int, seconds: float) -> dict[str, list[float]]:
     """Seconds a round of every row, one round each in turn, until there are enough."""
     for rounds in rows.values():  # compiled, allocated, warm
         next(rounds)
@@ -89,13 +87,9 @@ def scaling(repetitions: int, seconds: float) -> dict[str, Any]:
         )  # fmt: skip
 
     groups: dict[str, dict[str, Callable[[], Rounds]]] = {
-        "population": {
-            f"N = {N:,}": lambda N=N: rounds_of(N, 10, 64, 2) for N in (10**3, 10**4, 10**5, 10**6)
-        },
+        "population": {f"N = {N:,}": lambda N=N: rounds_of(N, 10, 64, 2) for N in (10**3, 10**4, 10**5, 10**6)},
         "cohort": {f"S = {S}": lambda S=S: rounds_of(1000, S, 784, 60) for S in (10, 30, 100)},
-        "model": {
-            f"D = {10 * d + 10:,}": lambda d=d: rounds_of(200, 10, d, 60) for d in (60, 784, 7840)
-        },
+        "model": {f"D = {10 * d + 10:,}": lambda d=d: rounds_of(200, 10, d, 60) for d in (60, 784, 7840)},
     }
     for name, group in groups.items():
         times = interleaved({row: make() for row, make in group.items()}, repetitions, seconds)

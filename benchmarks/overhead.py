@@ -37,9 +37,7 @@ def settings(method: str) -> RunConfig:
         loss=F.cross_entropy,
         clients=ud.IID(100),
     )
-    return RunConfig(
-        ud.method(method), problem, ROUNDS, ud.Uniform(10), ud.Local(steps=16, batch=32, lr=0.05)
-    )
+    return RunConfig(ud.method(method), problem, ROUNDS, ud.Uniform(10), ud.Local(steps=16, batch=32, lr=0.05))
 
 
 def bare(run: RunConfig) -> None:
@@ -58,7 +56,7 @@ def kept(run: RunConfig) -> None:
                 sent += r.bytes_down + r.bytes_up
                 yield Update(folder, r.round, ROUNDS, metrics_of(r), sent)
 
-        show_updates(updates(), experiment, folder, quiet=False)
+        show_updates(updates(), experiment, folder, runs=1, jobs=1, quiet=False)
 
 
 def seconds(work: Callable[[RunConfig], None], run: RunConfig) -> float:

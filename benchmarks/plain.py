@@ -43,9 +43,7 @@ def plain(w: Workload) -> Iterator[None]:
                 if w.method == "scaffold":
                     new = [
                         b - a + (x - y) / (w.steps * w.lr)
-                        for a, b, x, y in zip(
-                            c, mine, server.parameters(), net.parameters(), strict=True
-                        )
+                        for a, b, x, y in zip(c, mine, server.parameters(), net.parameters(), strict=True)
                     ]
                     for sum_, n, b in zip(total_c, new, mine, strict=True):
                         sum_ += (n - b) / w.clients

@@ -49,9 +49,7 @@ def rows_of(engine: str, each: list[Trial]) -> dict[str, Iterator[Any]]:
     }  # fmt: skip
 
     def alone(trial: Trial) -> Iterator[Any]:
-        return ud.rounds(
-            trial.algorithm, trial.problem, local=trial.local, seed=trial.seed, **common
-        )
+        return ud.rounds(trial.algorithm, trial.problem, local=trial.local, seed=trial.seed, **common)
 
     return {
         f"one run, {engine}": alone(each[0]),
@@ -90,9 +88,7 @@ def whole(rounds: int, turns: int, threads: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repetitions", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=40.0)

@@ -49,9 +49,7 @@ class Workload:
     def problem(self) -> Any:
         X, Y = self.data()
         net = self.model()
-        return ud.federate(
-            (X, Y), (X[:10], Y[:10]), model=net, loss=F.cross_entropy, clients=ud.IID(self.clients)
-        )
+        return ud.federate((X, Y), (X[:10], Y[:10]), model=net, loss=F.cross_entropy, clients=ud.IID(self.clients))
 
     def settings(self) -> dict[str, Any]:
         return {

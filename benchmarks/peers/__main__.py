@@ -61,9 +61,7 @@ def main() -> None:
     missing: dict[str, dict[str, str]] = {}
     for w in WORKLOADS:
         if w.name in asked.only:
-            speeds[w.name], missing[w.name] = measured(
-                w, asked.peers, asked.threads, asked.turns, asked.seconds
-            )
+            speeds[w.name], missing[w.name] = measured(w, asked.peers, asked.threads, asked.turns, asked.seconds)
             show(w.name, speeds[w.name])
             # after every workload, since all of them together take long
             path = written("peers", asked.threads, {"peers": speeds, "missing": missing})

@@ -49,9 +49,7 @@ def python(peer: Peer) -> Path:
     print(f"installing {peer.name}: {' '.join(peer.requirements)}", flush=True)
     venv.create(place, with_pip=True, clear=True)
     pip = (interpreter, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
-    done = subprocess.run(
-        [*pip, "-c", CONSTRAINTS, *peer.requirements], capture_output=True, text=True
-    )
+    done = subprocess.run([*pip, "-c", CONSTRAINTS, *peer.requirements], capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise Unavailable(f"does not install: {one_line(errors[0] if errors else done.stderr)}")

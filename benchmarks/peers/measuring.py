@@ -23,9 +23,7 @@ AGAIN = "undrift, beside the restless"
 def starts(w: Workload, peers: list[str], restless: bool) -> Starts:
     """How to start the peers of a workload, by name."""
     return {
-        peer.name: lambda work, peer=peer: Row.of(
-            work, f"run_{peer.module}", interpreter=python(peer)
-        )
+        peer.name: lambda work, peer=peer: Row.of(work, f"run_{peer.module}", interpreter=python(peer))
         for peer in PEERS
         if peer.name in peers and w.name in peer.workloads and peer.restless == restless
     }

@@ -13,17 +13,13 @@ from benchmarks.workloads import DENSE, WORKLOADS, Workload
 from undrift.simulation.engines import EngineChoice
 
 
-def undrift(
-    w: Workload, problem: Any, method: str | None = None, rounds: int = 10**6
-) -> Iterator[Any]:
+def undrift(w: Workload, problem: Any, method: str | None = None, rounds: int = 10**6) -> Iterator[Any]:
     """Rounds of a run that is long enough to be compiled; what else suits it, `auto` picks."""
     settings = w.settings()
     engine: Any = "auto"
     if w.name in DENSE:
         engine = EngineChoice("compiled", w.cohort)
-    return ud.rounds(
-        ud.method(method or w.method), problem, rounds=rounds, engine=engine, **settings
-    )
+    return ud.rounds(ud.method(method or w.method), problem, rounds=rounds, engine=engine, **settings)
 
 
 ROWS: dict[str, Callable[[Workload], Iterator[Any]]] = {

@@ -25,18 +25,14 @@ PATIENCE = 300.0  # seconds that a row may take to start, or for a turn
 
 
 class Row:
-    def __init__(
-        self, process: subprocess.Popen[bytes], listener: socket.socket, folder: Path, log: Path
-    ):
+    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, folder: Path, log: Path):
         self.process, self.listener, self.folder, self.log = process, listener, folder, log
         self.line: IO[str] | None = None
         self.connection: socket.socket | None = None
         self.last = 0.0  # seconds a round, at its last turn
 
     @classmethod
-    def of(
-        cls, work: Work, module: str, *arguments: str, interpreter: Path = Path(sys.executable)
-    ) -> Self:
+    def of(cls, work: Work, module: str, *arguments: str, interpreter: Path = Path(sys.executable)) -> Self:
         """Starts `benchmarks.peers.<module>`; whatever it prints goes to a log."""
         folder = Path(tempfile.mkdtemp(prefix="bench-"))
         listener = socket.socket(socket.AF_UNIX)

@@ -85,17 +85,13 @@ def main() -> None:
     model = fedjax.create_model_from_haiku(
         hk.transform(lambda batch: forward(batch["x"])),
         sample_batch=some[:1].all_examples(),
-        train_loss=lambda batch, scores: fedjax.metrics.unreduced_cross_entropy_loss(
-            batch["y"], scores
-        ),
+        train_loss=lambda batch, scores: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], scores),
     )
 
     def loss(params: Any, batch: Any, rng: Any) -> Any:
         return jnp.mean(model.train_loss(batch, model.apply_for_train(params, batch, rng)))
 
-    batches = fedjax.ShuffleRepeatBatchHParams(
-        batch_size=w.batch, num_epochs=None, num_steps=w.steps
-    )
+    batches = fedjax.ShuffleRepeatBatchHParams(batch_size=w.batch, num_epochs=None, num_steps=w.steps)
     algorithm = fed_avg.federated_averaging(
         jax.jit(jax.grad(loss)),
         client_optimizer=fedjax.optimizers.sgd(w.lr),

@@ -46,12 +46,8 @@ def main() -> None:
     torch.set_num_threads(w.threads)
     scaffold = w.method == "scaffold"
     net = shared.model(w.name)
-    handler = (ScaffoldServerHandler if scaffold else FedAvgServerHandler)(
-        net, 10**6, w.cohort / w.clients
-    )
-    trainer = (ScaffoldSerialClientTrainer if scaffold else FedAvgSerialClientTrainer)(
-        net, w.clients
-    )
+    handler = (ScaffoldServerHandler if scaffold else FedAvgServerHandler)(net, 10**6, w.cohort / w.clients)
+    trainer = (ScaffoldSerialClientTrainer if scaffold else FedAvgSerialClientTrainer)(net, w.clients)
     trainer.setup_dataset(Clients(w))
     trainer.setup_optim(epochs=1, batch_size=w.batch, lr=w.lr)
     if scaffold:

@@ -27,9 +27,7 @@ from flgo.benchmark.toolkits.partition import IIDPartitioner
 def main() -> None:
     w = work()
     torch.set_num_threads(w.threads)
-    sys.path.insert(
-        0, os.getcwd()
-    )  # FLGo writes a module into the working directory, and imports it
+    sys.path.insert(0, os.getcwd())  # FLGo writes a module into the working directory, and imports it
     flgo.gen_benchmark_from_file("task", flgo_task.__file__, data_type="general")
     flgo.gen_task_by_(import_module("task"), IIDPartitioner(w.clients), "federation")
     runner: Any = flgo.init(

@@ -41,10 +41,7 @@ def main() -> None:
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     n = shared.classes(w)
     X, Y = shared.data(w)
-    loaders = [
-        FastDataLoader(X[i], Y[i], num_labels=n, batch_size=w.batch, shuffle=True)
-        for i in range(w.clients)
-    ]
+    loaders = [FastDataLoader(X[i], Y[i], num_labels=n, batch_size=w.batch, shuffle=True) for i in range(w.clients)]
     container = DummyDataContainer(loaders, [None] * w.clients, None, num_classes=n)
     client = DDict(
         batch_size=w.batch,

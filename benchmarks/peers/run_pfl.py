@@ -83,9 +83,7 @@ def main() -> None:
         algorithm_params=params,
         backend=SimulatedBackend(federated, val_data=federated, postprocessors=[WeightByUser()]),
         model=net,
-        model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=w.lr, local_batch_size=w.batch
-        ),
+        model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=w.lr, local_batch_size=w.batch),
         callbacks=[Turns(gate)],
         send_metrics_to_platform=False,  # which prints them
     )

@@ -110,6 +110,4 @@ def torchvision_without_operators() -> None:
         import_module("torchvision")
     except RuntimeError:
         for name in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
-            )
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
