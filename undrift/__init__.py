@@ -4,6 +4,8 @@ The public names are in public.py, which is loaded when the first of them is ask
 a command should say something before that.
 """
 
+import os
+import sys
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +16,11 @@ from undrift.version import __version__ as __version__
 if TYPE_CHECKING:
     from undrift.public import *  # noqa: F403
     from undrift.public import __all__ as __all__
+
+# OpenMP's threads wait for work in a loop of some milliseconds, which starves whoever has work where cores are shared:
+# they sleep after some microseconds.  OpenMP reads it when torch is loaded.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 OLD = {"Flight": "AsyncSnapshot"}  # names until 0.2
 

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from undrift.core.errors import InvalidInput, first_line
-from undrift.data.registry import check_name
+from undrift.core.errors import InvalidInput, check_name, first_line
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
 
@@ -177,12 +176,7 @@ def resnet20(classes: int = 10) -> nn.Module:
 
     269,722 parameters for 10 classes, 275,572 for 100.  Shortcuts A; weights start from He's normal distribution.
     """
-    net = _resnet(
-        [16, 32, 64],
-        3,
-        classes,
-        lambda channels, width, stride: Subsample(width - channels, stride),
-    )
+    net = _resnet([16, 32, 64], 3, classes, lambda channels, width, stride: Subsample(width - channels, stride))
     for layer in _layers(net, nn.Conv2d, nn.Linear):
         nn.init.kaiming_normal_(layer.weight)
     return net

@@ -20,17 +20,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
-from undrift.core import (
-    Cohort,
-    InvalidInput,
-    Vec,
-    Work,
-    algorithm,
-    check_value,
-    hyper,
-    record,
-    special_case,
-)
+from undrift.core import Cohort, InvalidInput, Vec, Work, algorithm, check_value, hyper, record, special_case
 
 SUN = "Sun et al. 2024"
 
@@ -261,11 +251,7 @@ def RobustMomentum(L: float, kappa: float, rho: float) -> FedGM:
     low, high = 1 - 1 / sqrt(kappa), 1 - 1 / kappa
     check_value("robust-momentum", "rho", rho, float, within=f"[{low}, {high}]")
     alpha = kappa * (1 - rho) ** 2 * (1 + rho) / L
-    return SNV(
-        alpha,
-        b1=kappa * rho**3 / (kappa - 1),
-        b2=rho**3 / ((kappa - 1) * (1 - rho) ** 2 * (1 + rho)),
-    )
+    return SNV(alpha, b1=kappa * rho**3 / (kappa - 1), b2=rho**3 / ((kappa - 1) * (1 - rho) ** 2 * (1 + rho)))
 
 
 @special_case("pid", "Recht 2018, Ma & Yarats 2019", FedGM)

@@ -108,13 +108,7 @@ class VRDown:
 
 
 @algorithm(
-    "fednova-vr",
-    WANG,
-    local_momentum=True,
-    linear_optimiser=True,
-    everyone=True,
-    divides_by_lr=True,
-    normalises=True,
+    "fednova-vr", WANG, local_momentum=True, linear_optimiser=True, everyone=True, divides_by_lr=True, normalises=True
 )
 class FedNovaVR:
     """FedNova with cross-client variance reduction: reaches the optimum with unequal steps and local momentum."""

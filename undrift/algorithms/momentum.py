@@ -27,18 +27,7 @@ from typing import Any
 from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
 from undrift.algorithms.scaffold import Client, answer_and_keep, correct
-from undrift.core import (
-    Cohort,
-    Exchange,
-    InvalidInput,
-    Vec,
-    Work,
-    algorithm,
-    check_value,
-    hyper,
-    record,
-    special_case,
-)
+from undrift.core import Cohort, Exchange, InvalidInput, Vec, Work, algorithm, check_value, hyper, record, special_case
 
 CHENG = "Cheng et al. 2024"
 

@@ -1,4 +1,4 @@
-"""undrift list: methods, data sets, partitions, models."""
+"""undrift list: methods, data sets, and everything else that has a name."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,16 +9,42 @@ from typing import Annotated, Any
 import typer
 
 from undrift.cli.tables import make_console, make_table
+from undrift.codecs.codec import CODECS
 from undrift.core.errors import known_name
 from undrift.core.hyper import METHODS, Entry
 from undrift.data.registry import DATASETS, load
 from undrift.data.store import DataMissing
 from undrift.data.trees import shapes, take
 from undrift.experiments.config.parts import PARTITIONS, SCHEMES, list_models
+from undrift.experiments.report.theory import ABOUT
 from undrift.experiments.sweeps.spaces import SPACES
+from undrift.local.optimisers import NAMED as OPTIMISERS
+from undrift.local.schedules import SCHEDULES
+from undrift.metrics.registry import METRICS
 from undrift.simulation.catalogue import EXAMPLES, MethodCost, catalogue, measure_by_name
 
-KINDS = ("methods", "data", "partitions", "participation", "models", "spaces")
+OF_MODEL = {
+    "test": "loss and quality on test data; recorded unless others are asked for",
+    "train": "the same on all training data",
+    "clients": "quality of each client, by name where there are few; mean, worst and worst tenth",
+    "gradient": "the norm of the objective's gradient",
+    "accuracy, auroc, f1, top-5": "on test data, of tasks with classes or labels (also top-2, top-3, top-10)",
+    "r2, mae": "on test data, of regressions",
+    "fine-tuned": "quality of each client's model after a few local steps: fine-tuned:5",
+    "lora_bias": "what averaging two factors of an adapter loses against averaging their product",
+}
+KINDS = (
+    "methods",
+    "data",
+    "partitions",
+    "participation",
+    "models",
+    "metrics",
+    "codecs",
+    "optimisers",
+    "schedules",
+    "spaces",
+)
 NAMED = 50  # clients, at most, that are listed by name
 NUMBERS = ("client keeps", "down", "up", "gradients a step")
 HEADINGS = ("method", "paper", *NUMBERS, "remarks")
@@ -28,7 +54,7 @@ TYPES: dict[Any, str] = {bool: "true or false", int: "whole number", float: "num
 def list_all(
     name: Annotated[str | None, typer.Argument(help=f"{', '.join(KINDS)}; or one of them, to read about it")] = None,
 ) -> None:
-    """Every method: its paper, what a client keeps, what travels, gradients a step.  Also data, models, partitions.
+    """Every method: its paper, what a client keeps, what travels, gradients a step.  Also data, models, metrics, ...
 
     Sizes are multiples of the model, measured from the messages themselves.
 
@@ -40,10 +66,16 @@ def list_all(
         return _show(("data set", "source and licence"), ((n, s.about) for n, s in DATASETS.items()))
     if name == "spaces":
         return _show(("space", "what it is"), ((n, space.about) for n, space in SPACES.items()))
+    if name == "metrics":
+        own = {n: _first_line(make) for n, make in METRICS.items() if n not in {*ABOUT, *OF_MODEL}}
+        return _show(("metric", "what it is"), (OF_MODEL | ABOUT | own).items())
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {
         "partitions": PARTITIONS,
         "participation": SCHEMES,
         "models": list_models(),
+        "codecs": CODECS,
+        "optimisers": OPTIMISERS | {"sgd": _sgd},
+        "schedules": SCHEDULES,
     }
     if name in tables:
         entries = ((n, _parameters(make), _first_line(make)) for n, make in tables[name].items())
@@ -61,6 +93,10 @@ def list_all(
     everything = {*KINDS, *METHODS, *DATASETS, *SPACES, *(each for table in tables.values() for each in table)}
     found = known_name("name", str(name), everything)
     return _explain(found) if found in METHODS else list_all(found)
+
+
+def _sgd() -> None:
+    """Plain steps along the gradient."""
 
 
 def _describe_data(name: str) -> Iterator[str]:

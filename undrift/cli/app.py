@@ -8,9 +8,7 @@ from undrift.cli import about, choose, deploy, doctor, reports, reproduce, runs,
 from undrift.version import __version__
 
 app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Federated optimisation on heterogeneous clients.",
+    add_completion=False, pretty_exceptions_enable=False, help="Federated optimisation on heterogeneous clients."
 )
 
 

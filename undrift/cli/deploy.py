@@ -103,9 +103,7 @@ def node(
 
 
 @app.command("key")
-def key(
-    path: Annotated[Path, typer.Argument(help="Where to write it; the public half ends in .pub")],
-) -> None:
+def key(path: Annotated[Path, typer.Argument(help="Where to write it; the public half ends in .pub")]) -> None:
     """Make a node's key, on the node.
 
     Example: undrift deploy key keys/hospital-a

@@ -44,10 +44,7 @@ def findings() -> Iterator[tuple[str, str]]:
         yield f"extra {extra}", "; ".join(filter(None, (present, missing)))
     yield "processor", f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     yield "compiling", untested_torch() or f"tested with torch {torch.__version__}"
-    yield (
-        "C++ compiler",
-        cpp_compiler() or "none: runs are not compiled (install g++ for more speed)",
-    )
+    yield ("C++ compiler", cpp_compiler() or "none: runs are not compiled (install g++ for more speed)")
     yield "CUDA", _cuda()
     yield "Ray", _ray()
     yield "data folders", ", ".join(_data_folders())

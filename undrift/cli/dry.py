@@ -10,7 +10,7 @@ from undrift.core.errors import setting
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.toml import to_toml
 from undrift.experiments.report.format import format_bytes, format_seconds
-from undrift.experiments.runs.estimate import estimate, measure_experiment, span_of_steps
+from undrift.experiments.runs.estimate import estimate_seconds, measure_experiment, span_of_steps
 from undrift.experiments.runs.running import config_of, resolve_engine
 from undrift.simulation.api import RunConfig
 from undrift.simulation.engines import EngineChoice
@@ -53,7 +53,7 @@ def show_plan(experiment: Experiment, jobs: int) -> None:
             f"# {label}: {format_bytes(timing.bytes)} and {1000 * a_round:.0f} ms a round "
             f"({1000 * timing.round:.0f} ms training, {1000 * timing.evaluation:.0f} ms an evaluation)"
         )
-    whole = estimate(resolved, timings, jobs, before)
+    whole = estimate_seconds(resolved, timings, jobs, before)
     parts = [f"{format_seconds(part)} {name}" for name, part in whole.items() if part >= 0.1]
     side_by_side = f", {jobs} at a time" if jobs > 1 else ""
     count = len(experiment.runs())

@@ -15,7 +15,7 @@ from undrift.data.registry import DATASETS
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.parts import DEFAULT_LOCAL, register_files
 from undrift.experiments.config.section import Section
-from undrift.experiments.config.toml import Origin, Setting, change, from_dict, parse_setting, to_dict, value_of
+from undrift.experiments.config.toml import Origin, Setting, change, from_dict, parse_setting, parse_value, to_dict
 from undrift.local.settings import Local
 
 # An option, and the group in which --help shows it.
@@ -123,12 +123,9 @@ Engine = Annotated[str | None, option("engine")]
 Workers = Annotated[int | None, option("workers")]
 Target = Annotated[float | None, option("target")]
 Baseline = Annotated[str | None, option("baseline")]
-Set = Annotated[
-    list[str] | None,
-    record("--set", metavar="KEY=VALUE", help="Set any key, e.g. --set local.clip=1"),
-]
+Set = Annotated[list[str] | None, record("--set", metavar="KEY=VALUE", help="Set any key, e.g. --set local.clip=1")]
 Out = Annotated[Path | None, record("--out", help="The directory to make")]
-Jobs = Annotated[int | None, record("--jobs", min=1, help="Runs at a time, as many as cores by default")]
+Jobs = Annotated[int | None, record("--jobs", min=1, help="Runs at a time, by default as end soonest on the cores")]
 Dry = Annotated[bool, record("--dry", help="Show the experiment, its engine, bytes and time; record nothing")]
 Quiet = Annotated[bool, record("-q", "--quiet", help="Print only errors")]
 Verbose = Annotated[bool, record("-v", "--verbose", help="Print more")]
@@ -273,8 +270,15 @@ def make_experiment(methods: list[str], given: Mapping[str, Any], name: str) -> 
     """
     words, settings = base_experiment(**given)
     register_files(words["use"])
-    words |= {"name": name, "algorithms": _methods(methods)}
-    return from_dict(words, Origin(settings=change(words, settings)))
+    words |= {"name": name, "algorithms": {}}
+    typed = []
+    for text in methods:
+        label, method = _method(text)
+        if label in words["algorithms"]:
+            raise InvalidInput(f"{label} is there twice: give it once, or with other parameters")
+        words["algorithms"][label] = method
+        typed.append(Setting(("algorithms", label), method, text))
+    return from_dict(words, Origin(settings=[*typed, *change(words, settings)]))
 
 
 def settings_of(given: Mapping[str, Any]) -> list[Setting]:
@@ -295,15 +299,6 @@ def _shown(value: Any) -> str:
     return " ".join(value) if isinstance(value, list) else f"{value}"
 
 
-def _methods(texts: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for label, words in map(_method, texts):
-        if label in found:
-            raise InvalidInput(f"{label} is there twice: give it once, or with other parameters")
-        found[label] = words
-    return found
-
-
 def _method(text: str) -> tuple[str, dict[str, Any]]:
     """A label and a method from "scaffold-m:beta=0.1,lr=0.5"; lr is the local step size."""
     name, _, rest = text.partition(":")
@@ -316,7 +311,7 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
             raise InvalidInput(f"{text!r}: a method's parameters are written name:beta=0.1,lr=0.5")
         is_local = key in Local.__dataclass_fields__ and key not in own
         place = words.setdefault("local", {}) if is_local else words
-        place[key] = value_of(value)
+        place[key] = parse_value(value)
     return " ".join([name, *filter(None, rest.split(","))]), words
 
 

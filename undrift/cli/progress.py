@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from undrift.experiments.config import Experiment
-from undrift.experiments.report.format import format_seconds
+from undrift.experiments.report.format import format_bytes, format_seconds
 from undrift.experiments.runs.running import Update
 
 EVERY = 5.0  # seconds between plain lines
@@ -57,7 +57,7 @@ class _Run:
         name = "accuracy" if "accuracy" in self.metrics else "loss"
         shown = "" if value is None else f"{name} {value:.3f}"
         last = " in the last round" if self.finished and shown else ""
-        return ", ".join(filter(None, [shown + last, f"{self.bytes / 1e6:.1f} MB"]))
+        return ", ".join(filter(None, [shown + last, format_bytes(self.bytes)]))
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """undrift report and verify."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -8,20 +8,24 @@ import typer
 
 from undrift.cli import options as o
 from undrift.cli.tables import make_console, printable
-from undrift.core.errors import speaking
+from undrift.core.errors import InvalidInput, speaking
+from undrift.experiments.runs.directory import free_path
 
 if TYPE_CHECKING:
     from undrift.experiments.report import Options
+    from undrift.experiments.runs.verify import Finding
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories of them")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write; the first directory by default")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where to write; the directory itself by default, runs/report of several"),
+    ] = None,
     target: o.Target = None,
     baseline: o.Baseline = None,
     metric: Annotated[
-        str | None,
-        typer.Option("--metric", "--figure", help="accuracy, loss or another that was recorded"),
+        str | None, typer.Option("--metric", "--figure", help="accuracy, loss or another that was recorded")
     ] = None,
     last: Annotated[int | None, typer.Option("--last", min=1, help="Rounds whose mean is the final quality")] = None,
     quiet: o.Quiet = False,
@@ -30,7 +34,7 @@ def report(
 
     Example: undrift report runs/compare-digits --target 0.9
     """
-    place = out or runs[0]
+    place = out or (runs[0] if len(runs) == 1 else free_path(Path("runs") / "report"))
     with speaking(o.as_flags):
         report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last)
 
@@ -49,18 +53,16 @@ def report_on(runs: Sequence[Path], out: Path, quiet: bool = False, **options: U
 
 
 def verify(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or directories of them")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, states of nodes, or directories of them")],
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only say what is damaged")] = False,
 ) -> None:
-    """Say of every file of some runs whether it is what was written; the exit code is 1 if one is not.
+    """Say of every file of some runs, and of nodes' states, whether it is what was written; if one is not the exit code is 1.
 
     Example: undrift verify runs/compare-digits
     """
-    from undrift.experiments.runs.verify import verify as findings  # slow to import
-
     sound, damaged = 0, 0
     for path in runs:
-        for finding in findings(path):
+        for finding in _findings(path):
             sound, damaged = sound + finding.sound, damaged + (not finding.sound)
             if not (quiet and finding.sound):
                 word = "sound  " if finding.sound else "damaged"
@@ -69,3 +71,16 @@ def verify(
         print(f"{sound} files sound, {damaged} damaged")
     if damaged:
         raise typer.Exit(1)
+
+
+def _findings(path: Path) -> "Iterator[Finding]":
+    from undrift.deploy.state_store import verify_states  # slow to import
+    from undrift.experiments.runs.verify import verify
+
+    states = verify_states(path)
+    yield from states
+    try:
+        yield from verify(path)
+    except InvalidInput:  # no run
+        if not states:
+            raise

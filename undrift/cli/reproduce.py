@@ -92,7 +92,9 @@ def _is_due(folder: Path) -> bool:
 
 
 def check_data(folder: Path, recipe: Recipe, quick: bool) -> None:
-    """Read the data of every experiment, so that what is missing is told first."""
+    """Read the data of every experiment and function, so that what is missing is told first."""
+    for name in recipe.data:
+        load_cached(name, ())
     for part in (*recipe.search, *recipe.run):
         if part.experiment is not None:
             data = read(folder / part.experiment, quick_settings(recipe, quick)).data

@@ -18,27 +18,13 @@ from undrift.experiments.config import Experiment, read
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.space import size_of
 from undrift.experiments.sweeps.spaces import SPACES, space_of
-from undrift.experiments.sweeps.sweeping import (
-    BEST,
-    Sweep,
-    SweepResult,
-    continue_sweep,
-    plan_sweep,
-    read_results,
-)
+from undrift.experiments.sweeps.sweeping import BEST, Sweep, SweepResult, continue_sweep, plan_sweep, read_results
 from undrift.experiments.sweeps.trial import TrialDone
 from undrift.metrics.quality import spread
 
-SpaceName = Annotated[
-    str,
-    Option(
-        "--space",
-        help=f"{', '.join(SPACES)}, or a TOML file of your own",
-    ),
-]
+SpaceName = Annotated[str, Option("--space", help=f"{', '.join(SPACES)}, or a TOML file of your own")]
 Trials = Annotated[
-    int | None,
-    Option("--trials", min=1, help="Of every method; as many as the largest grid has if not given"),
+    int | None, Option("--trials", min=1, help="Of every method; as many as the largest grid has if not given")
 ]
 Sampler = Annotated[str, Option("--sampler", help="grid, random or tpe")]
 Validate = Annotated[
@@ -52,8 +38,7 @@ Validate = Annotated[
 Prune = Annotated[
     bool | None,
     Option(
-        "--prune/--no-prune",
-        help="Stop trials that are worse than the median; only random and tpe do if not given",
+        "--prune/--no-prune", help="Stop trials that are worse than the median; only random and tpe do if not given"
     ),
 ]
 

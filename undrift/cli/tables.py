@@ -24,17 +24,12 @@ def printable(text: str) -> str:
 
 
 def make_table(
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    right: Collection[str] = (),
-    whole: Collection[str] = (),
+    headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = (), whole: Collection[str] = ()
 ) -> Table:
     """A table; columns in `right` are aligned there, and neither they nor those in `whole` nor the first are wrapped."""
     columns = [
         Column(
-            heading,
-            justify="right" if heading in right else "left",
-            no_wrap=number == 0 or heading in (*right, *whole),
+            heading, justify="right" if heading in right else "left", no_wrap=number == 0 or heading in (*right, *whole)
         )
         for number, heading in enumerate(headings)
     ]

@@ -10,12 +10,4 @@ from undrift.compiler.inductor import untested_torch
 from undrift.compiler.layout import Layout
 from undrift.compiler.visit import CannotCompile, CompiledVisit, Tracer, Watch, compile_visit
 
-__all__ = [
-    "CannotCompile",
-    "CompiledVisit",
-    "Layout",
-    "Tracer",
-    "Watch",
-    "compile_visit",
-    "untested_torch",
-]
+__all__ = ["CannotCompile", "CompiledVisit", "Layout", "Tracer", "Watch", "compile_visit", "untested_torch"]

@@ -5,10 +5,12 @@ the compiler's tests have passed (TESTED; `make test-torch`).  Torch 2.7 to 2.11
 without a word.
 """
 
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,7 +144,17 @@ def load_cpp(source: str) -> Any:
     from torch._inductor.codecache import CppCodeCache
 
     with inductor_config(**{"cpp.enable_floating_point_contract_flag": "fast"}):
-        return CppCodeCache.load(source)
+        return CppCodeCache.load(f"// {processor()}\n{source}")  # it is found by its text
+
+
+@cache
+def processor() -> str:
+    """What the processor can do: a library that was compiled on another one may have instructions that it lacks."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(("flags", "Features"))), "unknown")
 
 
 def force_contiguous(node: Any, strides: list[int]) -> tuple[Any, Any, list[int]]:

@@ -26,7 +26,7 @@ LARGE = 2**17  # numbers in a chunk's vectors, from which on products are added 
 
 
 @dataclass(frozen=True)
-class Step:
+class CompiledStep:
     """A compiled step, and what makes ready, once for all steps, what stays the same in them."""
 
     _prepare: GraphModule
@@ -41,7 +41,7 @@ class Step:
         self._step(inputs)
 
 
-def build_step(module: GraphModule, layout: Layout, carried: int, captured: int, mode: Any) -> Step:
+def build_step(module: GraphModule, layout: Layout, carried: int, captured: int, mode: Any) -> CompiledStep:
     """A program from the graph of a loop's body, which returns the new values of what it carries.
 
     Its inputs are pieces: first `carried` that it overwrites, then `captured` that stay the same in all steps, then the
@@ -60,9 +60,8 @@ def build_step(module: GraphModule, layout: Layout, carried: int, captured: int,
     _write_back(module, layout, carried)
     steady = graph.find_nodes(op="placeholder")[carried : carried + captured]
     prepare = hoist_invariants(module, steady, kernels.enabled("hoist"))
-    return Step(
-        prepare,
-        inductor.compile_graph(module, mode, (aten.baddbmm_.default, outputs, summed_, weighted)),
+    return CompiledStep(
+        prepare, inductor.compile_graph(module, mode, (aten.baddbmm_.default, outputs, summed_, weighted))
     )
 
 

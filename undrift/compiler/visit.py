@@ -19,17 +19,11 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from undrift.compiler import inductor, kernels
-from undrift.compiler.graph import (
-    add_node,
-    aten,
-    is_pointwise,
-    storage_of,
-    value_of,
-)
+from undrift.compiler.graph import add_node, aten, is_pointwise, storage_of, value_of
 from undrift.compiler.kernels.fuse_update import copy_if_overwritten
 from undrift.compiler.kernels.max_pool import pool_by_windows
 from undrift.compiler.layout import Layout, join, join_nodes, split_nodes
-from undrift.compiler.step import Step, build_step
+from undrift.compiler.step import CompiledStep, build_step
 
 Body: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 Minibatch: TypeAlias = Sequence[Tensor]  # what one step is given besides what it carries and captures
@@ -93,7 +87,7 @@ class Loop:
 
     segment: GraphModule
     carried: int  # pieces
-    step: Step
+    step: CompiledStep
 
     def __call__(self, given: list[Tensor], minibatches: Sequence[Minibatch], watch: Watch | None) -> list[Tensor]:
         values = self.segment(*given)
@@ -193,14 +187,7 @@ def _chunks(values: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor
 class _Cutting:
     """The graph of a visit, and the parts that are cut out of it."""
 
-    def __init__(
-        self,
-        module: GraphModule,
-        layout: Layout,
-        inputs: int,
-        steps: Sequence[Sequence[Tensor]],
-        mode: Any,
-    ):
+    def __init__(self, module: GraphModule, layout: Layout, inputs: int, steps: Sequence[Sequence[Tensor]], mode: Any):
         self.module, self.layout, self.mode = module, layout, mode
         self.nodes = list(module.graph.nodes)
         self.inputs = module.graph.find_nodes(op="placeholder")[:inputs]
@@ -312,7 +299,7 @@ class _Cutting:
         loop: int,
         segment: GraphModule,
         counts: Sequence[int],
-    ) -> Step:
+    ) -> CompiledStep:
         """The program of a loop's body."""
         graph = Graph()
         outputs: Any = _output_of(segment.graph).args[0]

@@ -1,4 +1,4 @@
-"""What methods are written with: records, exchanges, hyper-parameters, and the work that a client is lent.
+"""What methods are written with: records, exchanges, hyper-parameters, and the work of a client's visit.
 
 algorithm.py       the five functions of a method, Exchange, Cohort: read this first
 work.py            minibatches, gradients and the local loop of a visit      optimiser.py   client optimisers
@@ -7,34 +7,13 @@ rng.py             keyed randomness                                          err
 batched_scalar.py  numbers that differ between batched runs
 """
 
-from undrift.core.algorithm import (
-    Algorithm,
-    Cohort,
-    Col,
-    Exchange,
-    Vec,
-    exchanges_of,
-    usual,
-)
+from undrift.core.algorithm import Algorithm, Cohort, Col, Exchange, Vec, exchanges_of, usual
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import algorithm, check_value, hyper, special_case
 from undrift.core.records import nbytes, record
 from undrift.core.work import Work
 
 __all__ = [
-    "Algorithm",
-    "Cohort",
-    "Col",
-    "Exchange",
-    "InvalidInput",
-    "Vec",
-    "Work",
-    "algorithm",
-    "check_value",
-    "exchanges_of",
-    "hyper",
-    "nbytes",
-    "record",
-    "special_case",
-    "usual",
-]
+    "Algorithm", "algorithm", "check_value", "Cohort", "Col", "Exchange", "exchanges_of", "hyper", "InvalidInput",
+    "nbytes", "record", "special_case", "usual", "Vec", "Work",
+]  # fmt: skip

@@ -18,7 +18,7 @@ class MethodFailure(RuntimeError):
 
 
 class Stopped(RuntimeError):
-    """A run cannot go on.  `round` is the round that failed; `state` is the last good state."""
+    """A run cannot continue.  `round` is the round that failed; `state` is the last good state."""
 
     def __init__(self, message: str, round: int, state: object):
         super().__init__(message)
@@ -27,7 +27,7 @@ class Stopped(RuntimeError):
 
 
 class Diverged(Stopped):
-    """Nothing finite was left to go on with."""
+    """No finite update or server state was left to continue from."""
 
 
 class Deserted(Stopped):
@@ -76,6 +76,12 @@ def known_name(kind: str, got: str, known: Iterable[str]) -> str:
         if len(found) == 1:
             return found[0]
     raise unknown(kind, got, known)
+
+
+def check_name(kind: str, name: str, known: Any, new: Any) -> None:
+    """A name may be registered again by its own definition (a cell run twice), not by another one."""
+    if known is not None and known.__qualname__ != new.__qualname__:
+        raise InvalidInput(f"there is a {kind} {name!r} already: choose another name")
 
 
 def _nearest(got: str, known: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from inspect import signature
 from numbers import Integral, Real
 from typing import Any, TypeVar, dataclass_transform
 
-from undrift.core.errors import InvalidInput, known_name, unknown
+from undrift.core.errors import InvalidInput, check_name, known_name, unknown
 
 AlgorithmT = TypeVar("AlgorithmT")
 
@@ -82,12 +82,12 @@ def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[AlgorithmT]
         own = getattr(cls, "__post_init__", None)
 
         def check(self: Any) -> None:
-            for f in fields(self):
-                check_value(name, f.name, vars(self)[f.name], f.type, f.default, **f.metadata)
+            check_fields(self, name)
             if own is not None:
                 own(self)
 
-        _check_free(name, cls)
+        known = METHODS.get(name)
+        check_name("method", name, known and known.make, cls)
         cls.__post_init__ = check  # pyright: ignore[reportAttributeAccessIssue]
         cls.spec = Spec(name, paper, **spec)  # pyright: ignore[reportAttributeAccessIssue]
         made = dataclass(frozen=True)(cls)
@@ -97,18 +97,12 @@ def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[AlgorithmT]
     return make
 
 
-def _check_free(name: str, made: Any) -> None:
-    """A name may be taken again by what had it (a cell run twice), not by something else."""
-    known = METHODS.get(name)
-    if known and known.make.__qualname__ != made.__qualname__:
-        raise InvalidInput(f"there is a method {name!r} already: choose another name")
-
-
 def special_case(name: str, paper: str, of: Any) -> Callable[[AlgorithmT], AlgorithmT]:
     """Register a function that returns a method with certain hyper-parameters, under a name of its own."""
 
     def make(function: AlgorithmT) -> AlgorithmT:
-        _check_free(name, function)
+        known = METHODS.get(name)
+        check_name("method", name, known and known.make, function)
         spec = replace(of.spec, name=name, paper=paper)
         METHODS[name] = Entry(spec, function)  # pyright: ignore[reportArgumentType]
         return function
@@ -117,13 +111,7 @@ def special_case(name: str, paper: str, of: Any) -> Callable[[AlgorithmT], Algor
 
 
 def check_value(
-    method: str,
-    name: str,
-    value: Any,
-    type_: Any,
-    default: Any = ...,
-    within: str = "",
-    among: tuple[Any, ...] = (),
+    method: str, name: str, value: Any, type_: Any, default: Any = ..., within: str = "", among: tuple[Any, ...] = ()
 ) -> None:
     """Raise InvalidInput unless a hyper-parameter is what it may be.
 
@@ -147,6 +135,21 @@ def check_value(
             raise InvalidInput(f"{method}: {name} must be a {kind} in {within}{words}, got {value!r}")
         if not inside(float(value), within):
             raise InvalidInput(f"{method}: {name} must lie in {within}, got {value}")
+
+
+def check_fields(self: Any, name: str = "") -> None:
+    """Check all fields of a dataclass that `hyper` gives a range: `__post_init__ = check_fields` where that is all.
+
+    >>> @dataclass
+    ... class Noise:
+    ...     sigma: float = hyper(default=1.0, within="[0, inf)")
+    ...     __post_init__ = check_fields
+    >>> Noise(-1.0)
+    Traceback (most recent call last):
+    undrift.core.errors.InvalidInput: Noise: sigma must lie in [0, inf), got -1.0
+    """
+    for f in fields(self):
+        check_value(name or type(self).__name__, f.name, vars(self)[f.name], f.type, f.default, **f.metadata)
 
 
 def inside(value: float, interval: str) -> bool:
@@ -201,6 +204,9 @@ def build_named(kind: str, known: Mapping[str, Callable[..., Any]], given: str |
         if not sign and number == 0 and names and key not in names:
             key, text = names[0], word
         parameters[key] = _value(text) if text else True
+    needed = [key for key, p in signature(make).parameters.items() if p.default is p.empty]
+    if needed and not parameters:
+        raise InvalidInput(f'{name} needs {" and ".join(needed)}: write "{name}:{",".join(map(str.upper, needed))}"')
     return build_method(name, make, parameters)
 
 

@@ -17,7 +17,7 @@ class Observe:
     """What is to be seen of the visits of a round."""
 
     drift: bool = False
-    way: bool = False
+    delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Observing:
         """What is to be seen of round t."""
         evaluated = min(-(-t // self.every) * self.every, self.last)  # the next round that is
         seen = Observe(self.drift and t == evaluated, evaluated - t < self.window)
-        return seen if t > 0 and (seen.drift or seen.way) else None
+        return seen if t > 0 and (seen.drift or seen.delta) else None
 
     def everyone(self, t: int) -> bool:
         """Whether the pseudo-gradient of all clients is needed, too."""
@@ -48,11 +48,11 @@ class Observing:
 class Observed:
     """What was seen, a row for each client.
 
-    drift   the mean over its steps k = 0..K-1 of |y_k - y_0|^2        way   y_0 - y_K, what it sends up as a pseudo-gradient
+    drift   the mean over its steps k = 0..K-1 of |y_k - y_0|^2        delta   y_0 - y_K, its pseudo-gradient
     """
 
     drift: Tensor | None  # [S, 1], float64
-    way: Tensor | None  # [S, D]
+    delta: Tensor | None  # [S, D]
 
 
 class LocalPath:
@@ -62,7 +62,7 @@ class LocalPath:
         self.observe, self.steps = observe, steps
         self._start: list[Tensor] = []
         self._squares: Tensor | None = None
-        self._way: Tensor | None = None
+        self._delta: Tensor | None = None
         self._loops = 0
 
     def begin(self, y: Sequence[Tensor]) -> None:
@@ -82,10 +82,10 @@ class LocalPath:
 
     def end(self, y: Sequence[Tensor]) -> None:
         """The loop is over."""
-        if self.observe.way:
+        if self.observe.delta:
             parts = [b - _rows(a) for a, b in zip(y, self._start, strict=True)]
-            way = torch.cat(parts, 1)
-            self._way = way if self._way is None else self._way + way
+            delta = torch.cat(parts, 1)
+            self._delta = delta if self._delta is None else self._delta + delta
 
     def watch(self, k: int, carried: Sequence[Tensor], last: int) -> None:
         """The same for a compiled loop, which writes over what it carries: before step k, and after the last."""
@@ -105,7 +105,7 @@ class LocalPath:
             steps = torch.tensor(self.steps, dtype=torch.float64, device=self._start[0].device) * self._loops
             squares = torch.zeros_like(steps) if self._squares is None else self._squares
             drift = (squares / steps).unsqueeze(1)[:count]
-        return Observed(drift, None if self._way is None else self._way[:count])
+        return Observed(drift, None if self._delta is None else self._delta[:count])
 
 
 def _rows(piece: Tensor) -> Tensor:

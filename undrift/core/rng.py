@@ -93,12 +93,7 @@ def stream(purpose: Purpose, key: Key, client: int = 0, call: int = 0) -> np.ran
 
 
 def draw_numbers(
-    purpose: Purpose,
-    keys: Sequence[Key],
-    clients: Sequence[int],
-    call: int,
-    like: Tensor,
-    distribution: Distribution,
+    purpose: Purpose, keys: Sequence[Key], clients: Sequence[int], call: int, like: Tensor, distribution: Distribution
 ) -> Tensor:
     """Standard normal numbers, or uniform ones in [0, 1), with a row for every client, in the type of `like`.
 

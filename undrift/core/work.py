@@ -1,4 +1,4 @@
-"""What an engine lends a client for one visit: minibatches, gradients, the local loop."""
+"""What a client computes with during one visit: minibatches, gradients, the local loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

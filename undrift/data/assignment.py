@@ -10,9 +10,8 @@ from typing import Any, Protocol, TypeVar, dataclass_transform, runtime_checkabl
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value, hyper
-from undrift.data.registry import check_name
+from undrift.core.errors import InvalidInput, check_name
+from undrift.core.hyper import check_fields, hyper
 
 P = TypeVar("P")
 
@@ -159,9 +158,7 @@ def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
         split, own_check = cls.split, vars(cls).get("__post_init__")  # pyright: ignore[reportAttributeAccessIssue]
 
         def check_parameters(self: Any) -> None:
-            for f in fields(self):
-                value = vars(self)[f.name]
-                check_value(cls.__name__, f.name, value, f.type, f.default, **f.metadata)
+            check_fields(self)
             if own_check is not None:
                 own_check(self)
 
@@ -180,10 +177,18 @@ def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
                 raise InvalidInput(f"partition {name!r}: {error}") from None
 
         cls.__post_init__, cls.split = check_parameters, checked_split  # pyright: ignore[reportAttributeAccessIssue]
-        PARTITIONS[name] = dataclass(frozen=True)(cls)
+        cls.__repr__ = _without_defaults
+        PARTITIONS[name] = dataclass(frozen=True, repr=False)(cls)
         return cls
 
     return register
+
+
+def _without_defaults(self: Any) -> str:
+    values = {f.name: (vars(self)[f.name], f.default) for f in fields(self)}
+    # which of several conventions is in use is always printed
+    given = {name: value for name, (value, default) in values.items() if value != default or isinstance(value, str)}
+    return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 def _check_class(name: str, cls: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,10 @@ class CropFlip:
     CropFlip(pad=4, flip=True)
     """
 
-    pad: int = 4
+    pad: int = hyper(default=4, within="[0, inf)")
     flip: bool = True
 
-    def __post_init__(self) -> None:
-        check_value("CropFlip", "pad", self.pad, int, within="[0, inf)")
+    __post_init__ = check_fields
 
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Where each image is cut and whether it is mirrored, `[*shape, 3]`."""

@@ -8,12 +8,7 @@ import numpy as np
 from undrift.core.errors import InvalidInput, setting
 from undrift.core.hyper import hyper
 from undrift.core.rng import Key, Purpose, generator
-from undrift.data.assignment import (
-    ClientIndices,
-    Samples,
-    group_by_client,
-    partition,
-)
+from undrift.data.assignment import ClientIndices, Samples, group_by_client, partition
 
 RETRIES = 1000  # of a draw that leaves a client with too little, before it is called hopeless
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput, known_name, unknown
+from undrift.core.errors import InvalidInput, check_name, known_name, unknown
 from undrift.data.trees import Tree, leaves, sample_count
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
@@ -121,12 +121,6 @@ def check_options(name: str, options: Iterable[str]) -> None:
             raise InvalidInput(f"{name} has no options, got {option!r}: leave it out")
         if option not in allowed:
             raise unknown(f"option of {name}:", option, allowed)
-
-
-def check_name(kind: str, name: str, known: Any, new: Any) -> None:
-    """A name may be registered again by its own definition (a cell run twice), not by another one."""
-    if known is not None and known.__qualname__ != new.__qualname__:
-        raise InvalidInput(f"there is a {kind} {name!r} already: choose another name")
 
 
 def _check_samples(data: Data, part: str, pair: tuple[Tree, Tensor]) -> None:

@@ -93,11 +93,7 @@ class FlowerBuffer:
         N, sent = self.plan.problem.N, 0
         able = [i for i in range(N) if not nodes.faults.shut_out(i)]
         if len(able) < size:
-            raise Deserted(
-                f"round {t}: {len(able)} clients are not shut out, the buffer waits for {size}",
-                t,
-                None,
-            )
+            raise Deserted(f"round {t}: {len(able)} clients are not shut out, the buffer waits for {size}", t, None)
         free = {i for i in able if i not in self.out and i not in self.buffer}
         down = send(exchange, server, t)
         for _ in range(100 * N):

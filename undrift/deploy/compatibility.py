@@ -10,25 +10,15 @@ from undrift.problems.flat import FlatModel
 from undrift.version import __version__
 
 # Words of an experiment that are the business of one side alone.
-MAY_DIFFER = (
-    "name",
-    "use",
-    "rounds",
-    "engine",
-    "threads",
-    "checkpoint_every",
-    "state_memory",
-    "target",
-    "baseline",
-    "log",
-    "evaluation",
-    "population",
+MAY_DIFFER = frozenset(
+    "name use rounds engine threads checkpoint_every state_memory target baseline log evaluation population".split()
 )
 
 
 def facts_of(experiment: Experiment, flat: FlatModel) -> dict[str, Any]:
     """One side's version, experiment and model."""
-    words = {key: value for key, value in to_dict(experiment).items() if key not in MAY_DIFFER}
+    private = {"rounds"} if experiment.privacy is not None else set[str]()  # epsilon is of all of them
+    words = {key: value for key, value in to_dict(experiment).items() if key not in MAY_DIFFER - private}
     parameters = [[name, list(shape)] for name, shape in zip(flat.names, flat.shapes, strict=True)]
     model = {"parameters": parameters, "dtype": str(flat.x0.dtype)}
     facts = {"undrift": __version__, "experiment": words, "model": model}

@@ -53,7 +53,7 @@ class Faults:
 
 
 def lines_until(path: Path, round: int) -> list[dict[str, Any]]:
-    """The sound lines of rounds up to this one; that others are left out is said."""
+    """The sound lines of rounds up to this one; others are left out with a warning."""
     sound, damaged = checked_lines(path)
     for number in damaged:
         log.warning("%s: line %d is damaged or was half written: it is left out", path, number)

@@ -11,7 +11,9 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from undrift.core.errors import InvalidInput
+import httpx
+import uvicorn
+
 from undrift.deploy.checks import printable
 
 log = logging.getLogger("undrift")
@@ -33,8 +35,6 @@ class Gateway:
     """An ASGI app that passes Fleet requests on to a SuperLink."""
 
     def __init__(self, superlink: str, ca: Path, largest: int = LARGEST):
-        import httpx
-
         trusted = ssl.create_default_context(cafile=str(ca))
         self.largest = largest
         self.client = httpx.AsyncClient(
@@ -69,8 +69,6 @@ class Gateway:
         return b"".join(parts)
 
     async def _pass_on(self, path: str, headers: list[tuple[bytes, bytes]], body: bytes, send: Any) -> None:
-        import httpx
-
         try:
             reply = await self.client.post(path, headers=headers, content=body)
         except (TimeoutError, httpx.HTTPError) as error:
@@ -98,10 +96,8 @@ async def _lifespan(receive: Any, send: Any) -> None:
             return
 
 
-def make_server(gateway: Gateway, bind: str, port: int, keys: Path) -> Any:
+def make_server(gateway: Gateway, bind: str, port: int, keys: Path) -> uvicorn.Server:
     """The server of a gateway, over TLS."""
-    import uvicorn
-
     return uvicorn.Server(
         uvicorn.Config(
             gateway,
@@ -116,19 +112,3 @@ def make_server(gateway: Gateway, bind: str, port: int, keys: Path) -> Any:
             server_header=False,
         )
     )
-
-
-def check_address(bind: str, port: int) -> None:
-    """Refuse an address that this machine does not have, or a port that is taken."""
-    import socket
-
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot listen on {bind}:{port} ({error.strerror or error}): --bind takes an address of this machine, "
-            "--port and --control-port ports that are free"
-        ) from error

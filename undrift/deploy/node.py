@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.codecs import CodecWire, make_wire
-from undrift.core.algorithm import exchanges_of
+from undrift.codecs import make_wire
+from undrift.core.algorithm import Wire, exchanges_of
 from undrift.core.errors import InvalidInput
 from undrift.core.records import tensors
 from undrift.core.rng import Key
@@ -19,22 +19,17 @@ from undrift.core.work import Work
 from undrift.data.registry import Data
 from undrift.deploy.checks import NAME, printable
 from undrift.deploy.compatibility import differences, facts_of
-from undrift.deploy.messages import (
-    NOT_VISITED,
-    Envelope,
-    Stamp,
-    digest,
-    pack_tensors,
-    unpack_tensors,
-)
+from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp, digest, pack_tensors, unpack_tensors
 from undrift.deploy.problems import as_client, data_of_client
 from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.runs.files import lock
 from undrift.local.optimiser_state import with_optimiser_state
 from undrift.local.parameters import with_local_parameters, without_parameters
+from undrift.privacy.accounting import accountants
 from undrift.problems.model import ModelProblem
 from undrift.simulation.checks import fit_to_run
+from undrift.simulation.privacy import private_wire
 
 log = logging.getLogger("undrift")
 
@@ -88,6 +83,7 @@ class Node:
         ((_, method),) = experiment.methods.items()
         self.local = experiment.local_of(experiment.labels[0]).for_run(experiment.rounds)
         self.method = with_optimiser_state(method.make(), self.local)
+        self.privacy = experiment.privacy and experiment.privacy.make()
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The answer to a request; what goes wrong in making it is an answer, too."""
@@ -117,6 +113,8 @@ class Node:
             problem = as_client(self.experiment, data, _of_model(told), 0, 1)
             facts |= facts_of(self.experiment, problem.flat)
             reasons += differences(envelope.header, facts)
+            if self.privacy is not None and self.privacy.where == "clients" and self.privacy.noise is None:
+                accountants()  # finds the noise
         except InvalidInput as error:
             reasons.append(str(error))
         if reasons:
@@ -166,11 +164,10 @@ class Node:
         """One visit from the state that the request names."""
         words, visit = envelope.header, envelope.header["visit"]
         now, base = Stamp(visit["round"], visit["exchange"]), Stamp(*visit["base"])
+        if self.privacy is not None and now.round > self.experiment.rounds:
+            raise InvalidInput(f"round {now.round}: the privacy of a run is that of {self.experiment.rounds} rounds")
         with lock(self._at(visit["run"])):
-            store, asked = (
-                ClientStateStore(self._at(visit["run"])),
-                digest(_plain(words), envelope.arrays),
-            )
+            store, asked = (ClientStateStore(self._at(visit["run"])), digest(_plain(words), envelope.arrays))
             stored = store.get(now)
             if stored is not None and stored[1].get("request") == asked:
                 return Envelope("up", {"visit": visit}, _named("up", stored[0]))
@@ -184,11 +181,7 @@ class Node:
         return Envelope("up", {"visit": visit}, answer)
 
     def _visit(
-        self,
-        words: Mapping[str, Any],
-        arrays: Mapping[str, Tensor],
-        state: Any,
-        problem: ModelProblem,
+        self, words: Mapping[str, Any], arrays: Mapping[str, Tensor], state: Any, problem: ModelProblem
     ) -> tuple[Any, Any]:
         visit, number = words["visit"], words["visit"]["exchange"] - 1
         t = visit["round"]
@@ -205,6 +198,8 @@ class Node:
     def _state(self, envelope: Envelope) -> Envelope:
         """The state itself, for a server that must recompute its sum of states."""
         words, visit = envelope.header, envelope.header["visit"]
+        if self.privacy is not None:
+            raise InvalidInput("in a private run no state leaves its node")
         with lock(self._at(visit["run"])):
             store = ClientStateStore(self._at(visit["run"]))
             state = self._stored(store, Stamp(*visit["base"]), self._problem(words))
@@ -221,9 +216,13 @@ class Node:
             raise _Lost(store.stamps())
         return unpack_tensors(pack_tensors("state", fresh)[0], found[0], fresh)
 
-    def _wire(self, problem: ModelProblem) -> CodecWire | None:
+    def _wire(self, problem: ModelProblem) -> Wire | None:
         method = with_local_parameters(self.method, problem)
-        return make_wire(self.experiment.codec_choice, problem.x0, method, check=False)
+        codec = make_wire(self.experiment.codec_choice, problem.x0, method, check=False)
+        if self.privacy is None:
+            return codec
+        participation, rounds = self.experiment.participation.make(), self.experiment.rounds
+        return private_wire(self.privacy, codec, participation, problem.N, rounds, secret=True)
 
     def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Envelope:
         log.warning(

@@ -1,6 +1,6 @@
 """The problem as the two sides see it: a node has its own samples and nobody else's, the server has none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from undrift.core.algorithm import Exchange
 from undrift.core.errors import InvalidInput
 from undrift.core.rng import Key
-from undrift.core.work import Solver, Work
+from undrift.core.work import Ones, Solver, Work
 from undrift.data.assignment import ClientIndices
 from undrift.data.registry import Data
 from undrift.data.trees import sample_count, shapes, take
@@ -36,7 +36,7 @@ def data_of_client(experiment: Experiment, part: int) -> Data:
 
 
 def as_client(experiment: Experiment, data: Data, told: Mapping[str, int], client: int, N: int) -> ModelProblem:
-    """A node's problem.  It has its samples as client so-and-so of N, so that it draws the minibatches of that one."""
+    """A node's problem.  It has its samples as one of N clients, so that it draws the minibatches of that client."""
     n = sample_count(data.train[0])
     sizes = np.zeros(N, dtype=np.int64)
     sizes[client] = n
@@ -48,14 +48,11 @@ def as_client(experiment: Experiment, data: Data, told: Mapping[str, int], clien
         None,
         np.full(N, 1 / N),
         data.prepare,
-        None,
-        ("test",),
-        None,
     )
 
 
 def of_server(experiment: Experiment) -> tuple[ModelProblem, dict[str, Any]]:
-    """The server's own problem, for its model and its test samples; and what the model was told by the data."""
+    """The server's own problem, for its model and its test samples; and what the model was inferred from."""
     unknown_there = [name for name in experiment.evaluation.metrics if name not in KNOWN_TO_SERVER]
     if unknown_there:
         raise InvalidInput(
@@ -124,28 +121,9 @@ class Reported:
         return about | model | summarise_heterogeneity(parts, None)
 
 
-class ShapeProbe:
-    """A problem without data, on which all gradients are zero: what a visit answers has the form of any answer."""
-
-    def __init__(self, x0: Tensor):
-        self.x0 = x0
-
-    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None) -> None:
-        return None
-
-    def draw_with_replacement(self, *given: Any) -> None:
-        return None
-
-    def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:
-        return torch.zeros_like(y)
-
-    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
-        return torch.zeros_like(y)
-
-
 @torch.no_grad()
 def form_of_answer(exchange: Exchange, down: Any, client: Any, solver: Solver, x: Tensor) -> Any:
     """An Up of the form that clients must answer with."""
-    problem: Any = ShapeProbe(x)
+    problem: Any = Ones(x)  # gradients without data
     up, _ = exchange.visit(down, client, Work(problem, solver, [0], [1], Key(0, 1), single=True))
     return up

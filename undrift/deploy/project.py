@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -11,6 +12,7 @@ import tomli_w
 from undrift.core.errors import InvalidInput
 from undrift.deploy.checks import NAME
 from undrift.deploy.serving import single
+from undrift.deploy.settings import Deployment
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import federation
 from undrift.experiments.config.toml import to_toml
@@ -64,7 +66,7 @@ def write_app(folder: Path, experiment: Experiment, clients: tuple[str, ...], ho
     inside = folder / "app"
     inside.mkdir(parents=True, exist_ok=True)
     files = {
-        folder / "pyproject.toml": _project(name, clients),
+        folder / "pyproject.toml": _project(name, clients, "flower,dp" if experiment.privacy else "flower"),
         folder / "README.md": _page(name, clients, host, experiment),
         folder / "LICENSE": _license(),
         folder / ".gitignore": "keys/\nruns/\nstates/\n",
@@ -101,47 +103,24 @@ def _moved(experiment: Experiment, folder: Path) -> Experiment:
     return experiment.model_copy(update={"use": own, "population": None, "engine": "auto"})
 
 
-def _project(name: str, clients: tuple[str, ...]) -> str:
-    return tomli_w.dumps(
-        {
-            "project": {
-                "name": name,
-                "version": "1.0.0",
-                "description": "A federated run with undrift",
-                "license": {"file": "LICENSE"},
-                "dependencies": ["flwr>=1.41,<1.42", f"undrift[flower]=={__version__}"],
-            },
-            "tool": {
-                "flwr": {
-                    "app": {
-                        "publisher": "undrift",
-                        "fab-format-version": 1,
-                        "flwr-version-target": "1.41.0",
-                        "fab-include": [
-                            "LICENSE",
-                            "app/**",
-                        ],  # not the keys, states and runs beside it
-                        "components": {
-                            "serverapp": "app.server_app:app",
-                            "clientapp": "app.client_app:app",
-                        },
-                        "config": {
-                            "run-dir": f"runs/{name}",
-                            "clients": ",".join(clients),
-                            "wait": 600.0,
-                            "again": 300.0,
-                            "named-keys": True,
-                            "norm-bound": 0.0,
-                            "most-samples": 10**9,
-                            "bad-replies": 3,
-                            "lost-states": 10,
-                            "poll": 1.0,
-                        },
-                    }
-                }
-            },
-        }
-    )
+def _project(name: str, clients: tuple[str, ...], extras: str) -> str:
+    settings = asdict(Deployment(run_dir=f"runs/{name}", clients=",".join(clients), named_keys=True))
+    app = {
+        "publisher": "undrift",
+        "fab-format-version": 1,
+        "flwr-version-target": "1.41.0",
+        "fab-include": ["LICENSE", "app/**"],  # not the keys, states and runs beside it
+        "components": {"serverapp": "app.server_app:app", "clientapp": "app.client_app:app"},
+        "config": {word.replace("_", "-"): value for word, value in settings.items()},
+    }
+    project = {
+        "name": name,
+        "version": "1.0.0",
+        "description": "A federated run with undrift",
+        "license": {"file": "LICENSE"},
+        "dependencies": ["flwr>=1.41,<1.42", f"undrift[{extras}]=={__version__}"],
+    }
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
 
 
 def _license() -> str:
@@ -161,12 +140,7 @@ def _page(name: str, clients: tuple[str, ...], host: str, experiment: Experiment
     keys = "\n".join(f"undrift deploy key keys/{client}      # on the machine of {client}" for client in some)
     register = "\n".join(f"flwr supernode register keys/{client}.pub {name} --name {client}" for client in some)
     return Template(text).substitute(
-        name=name,
-        host=host,
-        nodes=nodes,
-        keys=keys,
-        register=register,
-        label=experiment.labels[0],
+        name=name, host=host, nodes=nodes, keys=keys, register=register, label=experiment.labels[0]
     )
 
 

@@ -4,8 +4,10 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 def run_superlink(bind: str, port: int, control_port: int, keys: Path) -> int:
     """A SuperLink on loopback, and a gateway for nodes; until either ends."""
     from undrift.deploy.apps import log_to_stderr
-    from undrift.deploy.gateway import Gateway, check_address, make_server
+    from undrift.deploy.gateway import Gateway, make_server
 
     _need(keys, "ca.crt", "server.crt", "server.key")
     check_address(bind, port)
@@ -52,7 +54,6 @@ def run_superlink(bind: str, port: int, control_port: int, keys: Path) -> int:
 
 def _serve_while(server: Any, process: "subprocess.Popen[bytes]") -> None:
     """Serve until the process has ended, or this one is told to."""
-    import threading
 
     def watch() -> None:
         process.wait()
@@ -68,7 +69,6 @@ def run_node(
     """A SuperNode that runs nothing, and these apps to answer for it; until it ends."""
     from undrift.deploy.apps import log_to_stderr
     from undrift.deploy.executor import answer_messages, load_apps
-    from undrift.deploy.gateway import check_address
 
     if not NAME.fullmatch(name):
         raise InvalidInput(f"--name: a client's name has at most 64 letters, digits and _.@-, got {name!r}")
@@ -118,3 +118,17 @@ def _need(folder: Path, *names: str) -> None:
                 f"{folder / name} is not there: `undrift deploy certificates` makes the server's files, `undrift deploy "
                 "key` a node's key, and a node gets ca.crt from the server's people"
             )
+
+
+def check_address(bind: str, port: int) -> None:
+    """Refuse an address that this machine does not have, or a port that is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot listen on {bind}:{port} ({error.strerror or error}): --bind takes an address of this machine, "
+            "--port and --control-port ports that are free"
+        ) from error

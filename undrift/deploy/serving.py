@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from undrift.codecs import make_wire
-from undrift.core.algorithm import Vec
+from undrift.core.algorithm import Vec, Wire
 from undrift.core.errors import InvalidInput
 from undrift.deploy.async_transport import FlowerBuffer
 from undrift.deploy.checks import check_method
@@ -47,11 +48,14 @@ from undrift.simulation.asynchronous.population import Population
 from undrift.simulation.checks import (
     check_first_records,
     check_method_fits_run,
+    check_private_time,
     check_timed,
     fit_to_run,
 )
 from undrift.simulation.driver import play
 from undrift.simulation.engines import EngineChoice
+from undrift.simulation.participation import Draw, Participation, Weights
+from undrift.simulation.privacy import make_private
 from undrift.simulation.results import Round, State
 from undrift.simulation.transport import RunPlan
 
@@ -112,13 +116,16 @@ def _serve(experiment: Experiment, link: NodeLink, settings: Deployment, folder:
     if known is None:
         known = {"run": token_hex(8), "clients": samples}
         write_json(folder / DEPLOYMENT, known, copy=True)
+    if experiment.privacy is not None and "secret" not in known:
+        known["secret"] = token_hex(32)
+        write_json(folder / DEPLOYMENT, known, copy=True)
     problem = Reported.of(own, samples, experiment.clients.weights)
     if not (folder / FEDERATION).exists():
         write_json(folder / FEDERATION, {**problem.summary(), "checksums": {}})
     faults = Faults(folder, problem.names, settings.bad_replies, settings.lost_states)
     wire = _Wire(folder / WIRE, link)
     try:
-        plan, policy = _plan(experiment, problem)
+        plan, policy = _plan(experiment, problem, bytes.fromhex(known.get("secret", "")))
         checkpoints = Checkpoints(folder / "checkpoints")
         oldest = lambda: min(checkpoints.rounds(), default=None)
         nodes = FlowerTransport(plan, fleet, policy, faults, known["run"], oldest)
@@ -136,6 +143,8 @@ def _serve(experiment: Experiment, link: NodeLink, settings: Deployment, folder:
             metrics = ", ".join(f"{k} {v:.4g}" for k, v in metrics_of(r).items() if v is not None)
             log.info("round %d of %d: %s", r.round, experiment.rounds, metrics or "done")
             yield r
+        if "secret" in known:  # the run is over: nobody is to subtract its noise
+            write_json(folder / DEPLOYMENT, {k: v for k, v in known.items() if k != "secret"}, copy=True)
         log.info("the run is in %s: undrift report %s", folder, folder)
     finally:
         wire.close()
@@ -154,6 +163,8 @@ def _directory(folder: Path, experiment: Experiment) -> RunDirectory:
             f"{folder} holds a run of another experiment: choose another run-dir, or give back {folder / EXPERIMENT}"
         )
     if experiment.rounds > before.rounds:
+        if before.privacy is not None and before.privacy.epsilon is not None:
+            raise InvalidInput("rounds: the noise so far was chosen for privacy.epsilon of all rounds: start a new run")
         return rewrite(directory, experiment)
     return directory
 
@@ -169,12 +180,24 @@ def _count(experiment: Experiment, settings: Deployment, known: Mapping[str, Any
     return names or int(number or 0)
 
 
-def _plan(experiment: Experiment, problem: Reported) -> tuple[RunPlan, ServerPolicy]:
+@dataclass(frozen=True)
+class SecretCohorts:
+    """Participation as the experiment has it, drawn with a seed that only the server has: nobody else may know the cohorts of
+    a private run, and nodes know the experiment's seed."""
+
+    participation: Participation
+    secret: bytes
+
+    def check(self, N: int, rounds: int) -> None:
+        self.participation.check(N, rounds)
+
+    def draw(self, seed: int, round: int, weights: Weights) -> Draw:
+        own = int.from_bytes(sha256(self.secret + b"cohorts").digest()[:7], "big")
+        return self.participation.draw(own, round, weights)
+
+
+def _plan(experiment: Experiment, problem: Reported, secret: bytes) -> tuple[RunPlan, ServerPolicy]:
     """The plan of a deployed run, and when its server steps; what cannot run is refused."""
-    if experiment.privacy is not None:
-        raise InvalidInput(
-            "[privacy] is for simulated runs: on real nodes neither clipping nor noise is carried out, leave it out"
-        )
     (label,), (seed,) = experiment.labels, experiment.seeds
     method, local = experiment.methods[label].make(), experiment.local_of(label).for_run(experiment.rounds)
     participation = experiment.participation.make()
@@ -187,9 +210,15 @@ def _plan(experiment: Experiment, problem: Reported) -> tuple[RunPlan, ServerPol
     check_method(method)
     _evaluator(experiment, anyone).check(method, local.solver(1).optimiser)
     largest = float(np.max(problem.weights))
-    wire = make_wire(experiment.codec_choice, problem.x0, method)
+    wire: Wire | None = make_wire(experiment.codec_choice, problem.x0, method)
+    release = None
+    if experiment.privacy is not None:
+        privacy = experiment.privacy.make()
+        check_private_time(Population(), policy, privacy)
+        made = make_private(privacy, wire, method, anyone, participation, local, experiment.rounds, secret)
+        (release, wire), participation = made, SecretCohorts(participation, secret)
     choice = EngineChoice("sequential")
-    return RunPlan(method, anyone, participation, local, choice, seed, largest, wire), policy
+    return RunPlan(method, anyone, participation, local, choice, seed, largest, wire, privacy=release), policy
 
 
 def _evaluator(experiment: Experiment, problem: Any) -> Evaluator:

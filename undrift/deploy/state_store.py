@@ -23,6 +23,7 @@ from torch import Tensor
 
 from undrift.deploy.messages import Stamp, digest
 from undrift.experiments.runs.files import OWNER_ONLY, alone, write_aside
+from undrift.experiments.runs.verify import Finding
 
 log = logging.getLogger("undrift")
 
@@ -53,17 +54,10 @@ class ClientStateStore:
     def get(self, stamp: Stamp) -> Stored | None:
         """What is stored under a stamp; None if nothing is, or not what was put there."""
         path = self._path(stamp)
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                found, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
-            if about.pop(CHECKSUM, None) == _checksum(found, about):
-                return found, about
-        except (OSError, SafetensorError, ValueError):  # ValueError: words that are not UTF-8
-            pass
-        log.error("%s is damaged: the state in it is lost", path)
-        return None
+        found = _read(path) if path.exists() else None
+        if found is None and path.exists():
+            log.error("%s is damaged: the state in it is lost", path)
+        return found
 
     def keep(self, stamps: Iterable[Stamp]) -> None:
         """Forget all others."""
@@ -72,6 +66,22 @@ class ClientStateStore:
 
     def _path(self, stamp: Stamp) -> Path:
         return self.folder / f"{stamp.round:08d}-{stamp.exchange:02d}.safetensors"
+
+
+def verify_states(root: Path) -> list[Finding]:
+    """Findings on the states of nodes under a folder."""
+    paths = [path for path in sorted(root.rglob("*.safetensors")) if NAME.fullmatch(path.name)]
+    sound = [_read(path) is not None for path in paths]
+    return [Finding(p, s, "" if s else "this state is lost") for p, s in zip(paths, sound, strict=True)]
+
+
+def _read(path: Path) -> Stored | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            found, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+        return (found, about) if about.pop(CHECKSUM, None) == _checksum(found, about) else None
+    except (OSError, SafetensorError, ValueError):  # ValueError: words that are not UTF-8
+        return None
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:

@@ -9,18 +9,21 @@ stamp.  A client without that state says so, and then, depending on the method:
     states only of its own     it starts again, as a client that has not been visited
     `recount`                  the server keeps the sum of all states: all others send theirs, the sum is rebuilt from
                                them, the client starts again.  Sums are all the server sees, here too.
-    full participation         states of clients belong together: all start again, at the current model
+    full participation,        states of clients belong together, or nobody sends them: all start again, at the current
+    or a private run           model
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
-from undrift.core.algorithm import Cohort, Exchange, Recounts
+from undrift.core.algorithm import Cohort, Exchange, Recounts, Wire
 from undrift.core.errors import Deserted, Stopped
 from undrift.core.hyper import spec_of
 from undrift.core.records import map_tensors, nbytes, tensors
@@ -28,16 +31,10 @@ from undrift.core.rng import Key
 from undrift.deploy.checks import BadAnswer, read_answer, tells_of_a_loss
 from undrift.deploy.faults import Faults
 from undrift.deploy.fleet import Fleet
-from undrift.deploy.messages import (
-    NOT_VISITED,
-    Envelope,
-    Stamp,
-    StateStamp,
-    pack_tensors,
-    stamps_of,
-)
+from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp, StateStamp, pack_tensors, stamps_of
 from undrift.deploy.problems import form_of_answer
 from undrift.local.parameters import without_parameters
+from undrift.privacy import PrivateWire
 from undrift.simulation.aggregation import (
     ClientResults,
     PartialAggregate,
@@ -116,7 +113,7 @@ class FlowerTransport:
 
     @property
     def has_states(self) -> bool:
-        return bool(tensors(self.plan.algorithm.client(self.plan.problem.x0)))
+        return bool(tensors(self.plan.first_client(self.plan.problem.x0)))
 
     # what a run asks of a transport
 
@@ -133,7 +130,7 @@ class FlowerTransport:
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         t, plan = key.round, self.plan
         participants = self._present(plan.participants(exchange, draw, key))
-        if not participants.count_for_something:
+        if not participants.have_weight:
             return NOBODY
         down = send(exchange, server, t)
         answers = self._gather(exchange, down, participants, key)
@@ -278,19 +275,16 @@ class FlowerTransport:
     def read(self, found: Answers, i: int, reply: Envelope, request: Envelope, form: Any, t: int) -> None:
         """Look at an answer; a bad one is named, counted and left out."""
         kind = "state" if request.kind == "state" else "up"
+        wire, bound = self.plan.wire, self.fleet.settings.norm_bound
+        if isinstance(wire, PrivateWire):  # what the server clips is looked at as it came
+            bound, wire = min(bound or inf, wire.bound(form)), wire.codec
+        decode = partial(_decoded, wire) if kind == "up" and wire is not None else None
         try:
-            decode = self._decode if kind == "up" and self.plan.wire is not None else None
-            bound = self.fleet.settings.norm_bound
             found.good[i] = read_answer(reply, kind, request.header["visit"], form, bound, decode)
         except BadAnswer as bad:
             found.bad.append(i)
             found.bytes_up += nbytes(tuple(reply.arrays.values()))
             self.faults.note(t, i, str(bad), "bad")
-
-    def _decode(self, payload: Any) -> Any:
-        """What a payload of one client comes to."""
-        wire: Any = self.plan.wire
-        return map_tensors(lambda t: t[0], wire.decode(map_tensors(as_row, payload)))
 
     def request(self, down: Any, client: int, steps: int, key: Key) -> Envelope:
         """What a client is asked to do, and from which state."""
@@ -341,7 +335,7 @@ class FlowerTransport:
     def recover(self, state: State, lost: Sequence[int], t: int) -> State:
         """The state to continue from when clients have lost theirs."""
         names = ", ".join(self.fleet.names[i] for i in lost)
-        if self.everyone:
+        if self.everyone or self.plan.privacy is not None:  # in a private run nobody sends a state as it is
             log.warning("%s lost their states: all start again from the current model", names)
             self._start_again(range(self.plan.problem.N), t)
             return replace(state, server=self.plan.algorithm.server(state.server.x))
@@ -384,6 +378,11 @@ def restart_client(request: Envelope) -> Envelope:
     """The same request to a client that starts again."""
     visit = {**request.header["visit"], "base": list(NOT_VISITED)}
     return replace(request, header={**request.header, "visit": visit})
+
+
+def _decoded(wire: Wire, payload: Any) -> Any:
+    """What a payload of one client comes to."""
+    return map_tensors(lambda t: t[0], wire.decode(map_tensors(as_row, payload)))
 
 
 def as_row(t: Tensor) -> Tensor:

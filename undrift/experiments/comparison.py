@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 import torch
+from torch import Tensor
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import method as method_of
@@ -26,6 +27,7 @@ from undrift.experiments.report.text import write_answer, write_notes
 from undrift.experiments.report.write import Options, write_files
 from undrift.experiments.runs.checkpoint import Checkpoints, Saved, newest
 from undrift.experiments.runs.directory import (
+    DEPLOYMENT,
     EXPERIMENT,
     RunDirectory,
     as_line,
@@ -100,7 +102,8 @@ class Comparison:
         """Draw a metric, mean over seeds, shaded from the lowest to the highest; returns matplotlib axes.
 
         metric    the accuracy by default where it was recorded, else the loss
-        against   "rounds", "bytes" (down and up, over all clients), "seconds" or "virtual" (seconds of virtual time)
+        against   "rounds", "bytes" (down and up, over all clients), "uplink" (bytes that clients sent), "seconds" or
+                  "virtual" (seconds of virtual time)
         ax        axes to draw into; new ones by default
         best_so_far   draw the best that every run has had by then: smooth where a metric jumps from round to round
         """
@@ -136,7 +139,7 @@ class Comparison:
         except InvalidInput as error:  # the runs are there all the same
             return f"Comparison of {', '.join(self.labels)}, {len(self)} runs; no table: {error}"
         out = io.StringIO()
-        Console(file=out, width=160, highlight=False).print(terminal_table(self.summary))
+        Console(file=out, width=160, highlight=False, force_jupyter=False).print(terminal_table(self.summary))
         table = "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
         return f"{table}\n{self.summary.answer[0]}"
 
@@ -177,7 +180,7 @@ def compare(
     rounds           rounds of communication, the same for all
     seeds            how many seeds (0, 1, ...), or a list of them: each method has a run for each
     baseline         the label that others are compared with; "fedavg" if it is there, else the first
-    target           a quality, such as 0.9, whose cost in rounds and bytes is told
+    target           a quality, such as 0.9, whose cost in rounds and bytes is reported
     metric           the quality; the accuracy by default where it is recorded, else the loss
     last             evaluated rounds that a final quality is the mean of; a tenth by default, at most 100
     progress         True: show bars, False: none, "auto": on a terminal or in a notebook only
@@ -334,7 +337,7 @@ class LoadedRun(FinishedRun):
         checkpoints = Checkpoints(self.path / "checkpoints")
         try:
             fresh = lambda: config.first_state(timed=config.timed)
-            found = newest(checkpoints, fresh, lambda saved: True)
+            found = newest(checkpoints, fresh, lambda saved: True, clients=not self.deployed)
         finally:
             checkpoints.close()
         if found is None:
@@ -342,8 +345,20 @@ class LoadedRun(FinishedRun):
         return found
 
     @property
+    def deployed(self) -> bool:
+        """Whether it ran on real nodes, which keep the client states."""
+        return (self.path / DEPLOYMENT).exists()
+
+    @property
+    def x(self) -> Tensor:
+        """The final model as one vector."""
+        return self._saved.state.server.x
+
+    @property
     def state(self) -> State:  # pyright: ignore[reportIncompatibleVariableOverride]
         """All there is after the last checkpoint: server, client states; `ud.run(start=...)` goes on from it."""
+        if self.deployed:
+            raise InvalidInput(f"{self.path}: client states are on the nodes of the run; `x` and `model()` are here")
         return self._saved.state
 
     @property

@@ -1,25 +1,20 @@
 """Client optimisers by name: SGD, momentum, Nesterov, Adam, AdamW, Adagrad, with the rules of `torch.optim`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, first_line
-from undrift.core.hyper import build_named, check_value, hyper
+from undrift.core.hyper import build_named, check_fields, check_value, hyper
 from undrift.core.optimiser import HeavyBall, Optimiser, Pair, bias_correction
 from undrift.core.records import check_records, tensors
 
 DEFAULT_MOMENTUM = 0.9  # of optimiser="momentum" and "nesterov", as in most papers
 
 Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m, v, and how many steps there have been, a column
-
-
-def _check(self: Any) -> None:
-    for f in fields(self):
-        check_value(type(self).__name__, f.name, vars(self)[f.name], f.type, f.default, **f.metadata)
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class Adam:
     eps: float = hyper(default=1e-8, within="(0, inf)")
     bias_correction: bool = hyper(default=True, among=(False, True))
 
-    __post_init__ = _check
+    __post_init__ = check_fields
 
     @property
     def linear(self) -> bool:
@@ -82,7 +77,7 @@ class Adagrad:
 
     eps: float = hyper(default=1e-10, within="(0, inf)")
 
-    __post_init__ = _check
+    __post_init__ = check_fields
 
     @property
     def linear(self) -> bool:

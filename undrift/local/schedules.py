@@ -2,20 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from undrift.core.errors import InvalidInput, first_line
-from undrift.core.hyper import build_named, check_value, hyper
+from undrift.core.hyper import build_named, check_fields, check_value, hyper
 
 Schedule: TypeAlias = str | Sequence[float] | Callable[[int], float]
 
 
 def _check(self: Any) -> None:
-    for f in fields(self):
-        check_value(
-            f"schedule {type(self).__name__.lower()}", f.name, vars(self)[f.name], f.type, f.default, **f.metadata
-        )
+    check_fields(self, f"schedule {type(self).__name__.lower()}")
 
 
 @runtime_checkable
@@ -35,18 +32,22 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """lr times `factor` after every so many rounds.
+    """lr times `factor` after every so many rounds, by default after each third of the run.
 
     >>> [Step(every=2, factor=0.5)(t) for t in (1, 2, 3, 5)]
     [1.0, 1.0, 0.5, 0.25]
     """
 
-    every: int = hyper(within="[1, inf)")
+    every: int | None = hyper(default=None, within="[1, inf)")
     factor: float = hyper(default=0.1, within="(0, inf)")
 
     __post_init__ = _check
 
+    def for_run(self, rounds: int) -> "Step":
+        return self if self.every is not None else replace(self, every=math.ceil(rounds / 3))
+
     def __call__(self, t: int) -> float:
+        assert self.every is not None, "filled in by for_run"
         return self.factor ** ((t - 1) // self.every)
 
 
@@ -86,13 +87,13 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Linearly up to lr in the first `rounds`; from there on another schedule, by name, counted from its own beginning.
+    """Linearly up to lr in the first `rounds`, a tenth of the run if not given; from there on another schedule, by name, counted from its own beginning.
 
     >>> [Warmup(rounds=2)(t) for t in (1, 2, 3)]
     [0.5, 1.0, 1.0]
     """
 
-    rounds: int = hyper(within="[1, inf)")
+    rounds: int | None = hyper(default=None, within="[1, inf)")
     then: str | Callable[[int], float] = "constant"
 
     def __post_init__(self) -> None:
@@ -100,10 +101,11 @@ class Warmup:
         object.__setattr__(self, "_then", make_schedule(self.then))
 
     def for_run(self, rounds: int) -> Callable[[int], float]:
-        left = max(1, rounds - self.rounds)
-        return replace(self, then=for_run(make_schedule(self.then), left))
+        up = math.ceil(rounds / 10) if self.rounds is None else self.rounds
+        return replace(self, rounds=up, then=for_run(make_schedule(self.then), max(1, rounds - up)))
 
     def __call__(self, t: int) -> float:
+        assert self.rounds is not None, "filled in by for_run"
         return t / self.rounds if t <= self.rounds else vars(self)["_then"](t - self.rounds)
 
 

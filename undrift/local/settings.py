@@ -32,7 +32,7 @@ class Geometric:
     p: float
 
 
-def setting(default: Any, help: str, within: str = "") -> Any:
+def described(default: Any, help: str, within: str = "") -> Any:
     """A field, the interval its numbers must lie in, and a sentence about it for the command line's help."""
     return field(default=default, metadata={"help": help, "within": within})
 
@@ -66,24 +66,24 @@ class Local:
     undrift.core.errors.InvalidInput: Local: lr must lie in [0, inf), got -1
     """
 
-    steps: int | Sequence[int] | tuple[int, int] | Geometric | None = setting(
+    steps: int | Sequence[int] | tuple[int, int] | Geometric | None = described(
         None, "Local steps of a client per round, instead of epochs"
     )
-    epochs: int | tuple[int, int] | None = setting(
+    epochs: int | tuple[int, int] | None = described(
         None, "Passes of a client over its samples per round, each of (samples / batch) local steps"
     )
-    batch: int | None = setting(None, "Samples in a minibatch", within="[1, inf)")
-    lr: float | Sequence[float] = setting(0.1, "Local step size", within="[0, inf)")
-    decay: float = setting(1.0, "Factor of the step size after every round", within="(0, 1]")
-    momentum: float = setting(0.0, "Momentum of the local optimiser", within="[0, 1)")
-    weight_decay: float = setting(0.0, "Weight decay, part of the gradient", within="[0, inf)")
-    clip: float | None = setting(None, "Largest norm of a minibatch gradient", within="(0, inf)")
-    optimiser: str | Optimiser | tuple[Callable[..., Any], Callable[..., Any]] = setting(
+    batch: int | None = described(None, "Samples in a minibatch", within="[1, inf)")
+    lr: float | Sequence[float] = described(0.1, "Local step size", within="[0, inf)")
+    decay: float = described(1.0, "Factor of the step size after every round", within="(0, 1]")
+    momentum: float = described(0.0, "Momentum of the local optimiser", within="[0, 1)")
+    weight_decay: float = described(0.0, "Weight decay, part of the gradient", within="[0, inf)")
+    clip: float | None = described(None, "Largest norm of a minibatch gradient", within="(0, inf)")
+    optimiser: str | Optimiser | tuple[Callable[..., Any], Callable[..., Any]] = described(
         "sgd", f"Local optimiser: {', '.join(NAMED)}"
     )
-    optimiser_state: str = setting("reset", "Between visits: reset, keep (by the client), average (by the server)")
-    schedule: Schedule = setting("constant", f"Step size over rounds: {', '.join(SCHEDULES)}")
-    replacement: bool = setting(False, "Draw minibatches with replacement")
+    optimiser_state: str = described("reset", "Between visits: reset, keep (by the client), average (by the server)")
+    schedule: Schedule = described("constant", f"Step size over rounds: {', '.join(SCHEDULES)}")
+    replacement: bool = described(False, "Draw minibatches with replacement")
 
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "lr"):  # arrays and tensors are as good as lists

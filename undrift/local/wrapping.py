@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.core.algorithm import (
-    ChecksRun,
-    Cohort,
-    DiscountsStaleness,
-    Exchange,
-    MayNeedEqualSteps,
-    Vec,
-)
+from undrift.core.algorithm import ChecksRun, Cohort, DiscountsStaleness, Exchange, MayNeedEqualSteps, Vec
 from undrift.core.hyper import Spec, spec_of
 from undrift.core.work import Work
 

@@ -133,7 +133,7 @@ class Evaluator:
         except Exception as error:
             what = f"round {probe.round}: metric {name!r} failed: {type(error).__name__}: {first_line(error)}"
             if probe.round == self.first:
-                raise InvalidInput(f"{what}; mend it or leave it out of metrics") from error
+                raise InvalidInput(f"{what}; fix it or leave it out of metrics") from error
             log.warning("%s; it is left out from here on", what)
             self._left_out.add(name)
             return {}

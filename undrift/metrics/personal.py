@@ -86,8 +86,7 @@ def not_of_clients(name: str, run: Any) -> str | None:
 
 def not_of_adapters(name: str, run: Any) -> str | None:
     """Why there is no bias of averaged adapters, or None."""
-    why = not_of_clients(name, run)
-    flat = getattr(run.problem, "flat", None)
-    if why or flat is None or lora_pairs([*flat.names, *flat.frozen()]):
-        return why
+    problem = run.problem
+    if not isinstance(problem, ModelProblem) or lora_pairs([*problem.flat.names, *problem.flat.frozen()]):
+        return not_of_clients(name, run)
     return "the model has no LoRA adapters, parameters called ...lora_A... and ...lora_B..."

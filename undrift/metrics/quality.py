@@ -1,5 +1,6 @@
 """What the quality of runs means, for reports and sweeps alike."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +20,23 @@ def higher_is_better(metric: str) -> bool:
     if name.startswith("client: "):  # whose name, whatever it is, is no metric
         name = name.split()[-1]
     return any(word in name for word in HIGHER) or any(word in name.split("_") for word in WHOLE)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is shown in percent."""
+    return "accuracy" in metric.lower()
+
+
+def as_target(target: float, metric: str) -> float | None:
+    """A target as the metric is recorded; percents of a share are understood.  None if it cannot be one.
+
+    >>> as_target(95, "accuracy"), as_target(0.95, "accuracy"), as_target(950, "accuracy"), as_target(95, "loss")
+    (0.95, 0.95, None, 95)
+    """
+    if is_share(metric) and target > 1:
+        target = target / 100
+    possible = math.isfinite(target) and (not is_share(metric) or 0 < target <= 1)
+    return target if possible else None
 
 
 def usual_last(evaluated: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from undrift.core.algorithm import Cohort, HasControls
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import check_name
 from undrift.core.work import Solver
 from undrift.metrics.gradients import Gradients, gradients_at
 from undrift.problems import Problem
@@ -70,15 +70,8 @@ def metric(name: str) -> Callable[[Metric], Metric]:
     """
 
     def register(function: Metric) -> Metric:
-        known = METRICS.get(name)
-        # A name may be registered again by what had it: a notebook's cell that is run twice.
-        if known is not None and _qualname(known) != _qualname(function):
-            raise InvalidInput(f"there is a metric {name!r} already: choose another name")
+        check_name("metric", name, METRICS.get(name), function)
         METRICS[name] = function
         return function
 
     return register
-
-
-def _qualname(function: Metric) -> str:
-    return f"{function.__module__}.{function.__qualname__}"

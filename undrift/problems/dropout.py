@@ -89,11 +89,7 @@ def _counters(units: int, device: torch.device) -> Tensor:
     return (torch.arange(units, device=device) + 1).to(torch.int32) * -0x61C88647
 
 
-SHARED_AXES = {
-    nn.Dropout1d: 1,
-    nn.Dropout2d: 2,
-    nn.Dropout3d: 3,
-}  # dimensions that are dropped as one unit
+SHARED_AXES = {nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}  # dimensions that are dropped as one unit
 
 
 def with_keyed_dropout(module: nn.Module) -> list[KeyedDropout]:

@@ -1,8 +1,8 @@
 """Metrics of a model: its quality on held-out data and on those of clients, and the objective's gradient."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,12 +13,13 @@ from undrift.compiler.kernels.dense import fast_layers
 from undrift.core.errors import unknown
 from undrift.data.assignment import group_by_client
 from undrift.data.trees import Tree, leaves, sample_count, take
-from undrift.problems.tasks import LOWER, TASK_METRICS, Tally
+from undrift.problems.tasks import LOWER, TASK_METRICS, Accumulator
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
 
 EVALUATION_BATCH = 2048
+PREPARED_BYTES = 2**27  # of a test set whose model inputs are kept
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
 OF_MODEL = ("test", "train", "clients", "gradient")
 MODEL_METRICS = (*OF_MODEL, *TASK_METRICS)
@@ -28,6 +29,18 @@ NAMED = 50  # clients that have lines of their own, at most
 def in_batches(n: int) -> list[slice]:
     """Samples 0 to n - 1, as many at a time as are evaluated at once."""
     return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
+
+
+def batches(problem: "ModelProblem", X: Tree, Y: Tree) -> Iterator[tuple[Any, Any]]:
+    """Model inputs and targets of samples, batch by batch; those of the test set are prepared once, if they fit."""
+    parts = in_batches(sample_count(X))
+    kept = problem.prepared_test if problem.test is not None and X is problem.test[0] else []
+    inputs = kept or (problem.prepared(take(X, some)) for some in parts)
+    for each, some in zip(inputs, parts, strict=True):
+        versions = [t._version for t in leaves(each)]
+        yield each, take(Y, some)
+        if kept and versions != [t._version for t in leaves(each)]:  # the model writes over its inputs
+            problem.prepared_test = []
 
 
 def evaluate(problem: "ModelProblem", name: str, x: Tensor) -> dict[str, float]:
@@ -57,11 +70,10 @@ def evaluate_each(problem: "ModelProblem", x: Tensor) -> list[dict[str, float]]:
         parts = [evaluate_each(problem, some) for some in x.split(MODELS_AT_ONCE)]
         return [metrics for part in parts for metrics in part]
     flat, total = problem.flat, torch.zeros(len(x), dtype=torch.float64)
-    tallies = [Tally(problem.task) for _ in x]
+    tallies = [Accumulator(problem.task) for _ in x]
     flat.template.eval()
     with torch.no_grad(), fast_layers(several=True):
-        for some in in_batches(len(Y)):
-            inputs, target = problem.prepared(take(X, some)), Y[some]
+        for inputs, target in batches(problem, X, Y):
             output = vmap(lambda row: flat(row, inputs))(x)  # noqa: B023 (used at once)
             losses = vmap(lambda out: problem.loss(out, target))(output)  # noqa: B023
             total += losses.double().cpu() * len(target)
@@ -81,15 +93,15 @@ def quality(
     `whose` they are: BatchNorm layers have the statistics of that client's training samples, else of everyone's.
     """
     problem.flat.template.eval()
-    total, weight, tally = 0.0, 0, Tally(problem.task, metrics)
+    total, weight, tally = 0.0, 0, Accumulator(problem.task, metrics)
     with torch.no_grad(), fast_layers(several=False):
         for (x, X, Y), client in zip(models, whose or repeat(None), strict=whose is not None):
             with problem.statistics(x, client):
-                for some in in_batches(sample_count(X)):
-                    output, target = problem.flat(x, problem.prepared(take(X, some))), take(Y, some)
+                for inputs, target in batches(problem, X, Y):
                     n = _counted(target)
                     if n == 0:
                         continue
+                    output = problem.flat(x, inputs)
                     total, weight = total + float(problem.loss(output, target)) * n, weight + n
                     tally.add(output, target)
     return {"loss": total / max(weight, 1), **tally.result()}

@@ -48,6 +48,9 @@ class LeastSquares:
         p = torch.as_tensor(self.weights, dtype=b.dtype, device=b.device)
         self._at_zero = float(p @ b.square().mean(1)) / 2
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.N:,} clients, {self.x0.numel():,} parameters)"
+
     @property
     def N(self) -> int:
         return self.whole.N

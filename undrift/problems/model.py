@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from undrift.compiler.capture import Captured
 from undrift.core.errors import first_line
 from undrift.core.rng import Key
 from undrift.data.assignment import ClientIndices
 from undrift.data.augment import CropFlip
 from undrift.data.trees import Tree, leaves, map_tree, sample_count, shapes, take, tree_flatten, tree_unflatten
-from undrift.problems.evaluation import EVALUATION_BATCH, OF_MODEL, evaluate, in_batches
+from undrift.problems.evaluation import EVALUATION_BATCH, OF_MODEL, PREPARED_BYTES, evaluate, in_batches
 from undrift.problems.fitting import check_model_fits_data, find_task
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import (
@@ -50,10 +51,10 @@ class ModelProblem:
         parts: ClientIndices,
         test: tuple[Tree, Tree] | None,
         weights: np.ndarray,
-        prepare: Prepare | None,
-        augment: CropFlip | None,
-        metrics: tuple[str, ...],
-        test_clients: Tensor | None,
+        prepare: Prepare | None = None,
+        augment: CropFlip | None = None,
+        metrics: tuple[str, ...] = ("test",),
+        test_clients: Tensor | None = None,
         task: str | None = None,
     ):
         self.flat, self.loss, self.X, self.Y, self.test = flat, loss, X, Y, test
@@ -61,8 +62,21 @@ class ModelProblem:
         self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
         self.index = torch.as_tensor(parts.index)
         self.x0, self.local_x0 = flat.x0, flat.local_x0
+        self.captured = Captured(self._gradients)
         self.hidden_randomness = check_model_fits_data(self)
         self.task, self.gives_tensors = find_task(self, task)
+
+    def with_parts(
+        self, parts: ClientIndices, test: tuple[Tree, Tree] | None, weights: np.ndarray, metrics: tuple[str, ...]
+    ) -> "ModelProblem":
+        """The same model and samples with other clients and other test samples, of which nobody knows whose they are."""
+        made, task = (self.flat, self.loss, self.X, self.Y), self.task and self.task.name
+        return ModelProblem(*made, parts, test, weights, self.prepare, self.augment, metrics, task=task)
+
+    def __repr__(self) -> str:
+        how, test = self.parts.partition, 0 if self.test is None else sample_count(self.test[0])
+        held = f"{self.N:,} clients{' by ' if how else ''}{how}, {sample_count(self.X):,} samples, {test:,} to test"
+        return f"{type(self).__name__}({held}, {self.x0.numel():,} parameters)"
 
     @property
     def N(self) -> int:
@@ -90,24 +104,14 @@ class ModelProblem:
         return self._draw(sources(self.parts, clients, repeat(key)), steps, batch)
 
     def draw_each(
-        self,
-        key: Key,
-        rounds: Sequence[int],
-        clients: Sequence[int],
-        steps: Sequence[int],
-        batch: int | None,
+        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> Minibatches:
         """The same where every client has a round of its own."""
         keys = [replace(key, round=t) for t in rounds]
         return self._draw(sources(self.parts, clients, keys), steps, batch)
 
     def draw_with_replacement(
-        self,
-        key: Key,
-        rounds: Sequence[int],
-        clients: Sequence[int],
-        steps: Sequence[int],
-        batch: int | None,
+        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> Minibatches:
         """The same with every sample drawn on its own."""
         keys = [replace(key, round=t) for t in rounds]
@@ -136,17 +140,18 @@ class ModelProblem:
             mine = None if drawn is None else drawn[0, :count]
             X, Y = self.batch(samples[0, :count], mine)
             return self.gradient(y, X, Y, None if seed is None else seed[0])
-        counts = minibatches.counts[:, k]
+        counts = minibatches.counts[:, k].tolist()
+        sizes = sorted({*counts} - {0})  # clients with none are done
+        if len(sizes) == 1 and 0 not in counts and len(y) > 1:
+            X, Y = self.batch(samples[:, : sizes[0]], None if drawn is None else drawn[:, : sizes[0]])
+            return self.captured(y.contiguous(), X, Y, seed)  # also where all rows are one: a form for both
         found = torch.zeros_like(y)
-        for count in counts.unique().tolist():  # short minibatches apart: nothing is padded
-            if count == 0:  # these clients are done
-                continue
-            rows = (counts == count).nonzero().flatten()
+        for count in sizes:  # short minibatches apart: nothing is padded
+            rows = torch.tensor([row for row, n in enumerate(counts) if n == count], device=y.device)
             # As in the batched engine: a batch of one client takes other kernels, so a lone one is computed twice.
             here = rows.repeat(2) if len(rows) == 1 else rows
             X, Y = self.batch(samples[here, :count], None if drawn is None else drawn[here, :count])
-            seeds_here = None if seed is None else seed[here]
-            found[rows] = self._gradients(y[here], X, Y, seeds_here)[: len(rows)]
+            found[rows] = self.captured(y[here], X, Y, None if seed is None else seed[here])[: len(rows)]
         return found
 
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
@@ -189,6 +194,16 @@ class ModelProblem:
             return self.X, self.Y
         which = torch.as_tensor(np.flatnonzero(held))
         return take(self.X, which), take(self.Y, which)
+
+    @cached_property
+    def prepared_test(self) -> list[Tree]:
+        """Model inputs of the test set, in batches; empty if they are as they are stored, or would take much memory."""
+        if self.test is None or self.prepare is None:
+            return []
+        parts = in_batches(sample_count(self.test[0]))
+        one = sum(t.nbytes for t in leaves(self.prepared(take(self.test[0], slice(1)))))
+        fit = one * sample_count(self.test[0]) <= PREPARED_BYTES
+        return [self.prepared(take(self.test[0], some)) for some in parts] if fit else []
 
     @cached_property
     def _convolves(self) -> bool:
@@ -321,6 +336,7 @@ class ModelProblem:
         """The same problem with a model of its own, for another thread."""
         other = copy(self)
         other.flat = deepcopy(self.flat)
+        other.captured = Captured(other._gradients)
         return other
 
     def module(self, x: Tensor, client: int | None = None) -> nn.Module:

@@ -55,12 +55,7 @@ class DrawsByRound(Protocol):
     """Draws minibatches of clients that work on models of different rounds, for virtual time."""
 
     def draw_each(
-        self,
-        key: Key,
-        rounds: Sequence[int],
-        clients: Sequence[int],
-        steps: Sequence[int],
-        batch: int | None,
+        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> Any: ...
 
 
@@ -69,12 +64,7 @@ class DrawsWithReplacement(Protocol):
     """Can draw every sample of a minibatch on its own, as theory has it; `rounds` as in `DrawsByRound`."""
 
     def draw_with_replacement(
-        self,
-        key: Key,
-        rounds: Sequence[int],
-        clients: Sequence[int],
-        steps: Sequence[int],
-        batch: int | None,
+        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> Any: ...
 
 

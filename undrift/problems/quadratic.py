@@ -26,13 +26,7 @@ class Quadratic:
     tensor([1., 1.])
     """
 
-    def __init__(
-        self,
-        H: Tensor,
-        e: Tensor,
-        weights: Sequence[float] | Tensor | None = None,
-        variance: float = 0.0,
-    ):
+    def __init__(self, H: Tensor, e: Tensor, weights: Sequence[float] | Tensor | None = None, variance: float = 0.0):
         H, e = torch.as_tensor(H), torch.as_tensor(e)
         if H.dim() != 3 or H.shape[1] != H.shape[2] or e.shape != H.shape[:2]:
             raise InvalidInput(f"Quadratic needs H [N, d, d] and e [N, d]; got {list(H.shape)} and {list(e.shape)}")
@@ -49,6 +43,9 @@ class Quadratic:
         self.H, self.e, self.variance = H, e, float(variance)
         self.weights = client_weights(weights, len(H))
         self.x0 = torch.zeros(H.shape[1], dtype=H.dtype, device=H.device)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.N:,} clients, {self.x0.numel():,} parameters)"
 
     @property
     def N(self) -> int:
@@ -75,12 +72,7 @@ class Quadratic:
         return self.draw_each(key, [key.round] * len(clients), clients, steps, batch)
 
     def draw_each(
-        self,
-        key: Key,
-        rounds: Sequence[int],
-        clients: Sequence[int],
-        steps: Sequence[int],
-        batch: int | None,
+        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same where every client has a round of its own."""
         noise = self._noise(key, rounds, clients, steps) if self.variance else None

@@ -173,7 +173,7 @@ def _loss_at(output: Any, scores: Tensor, target: Tensor, loss: Callable[..., Te
         return float("inf")
 
 
-class Tally:
+class Accumulator:
     """Adds up what the metrics of a task need, batch by batch."""
 
     def __init__(self, task: Task | None, metrics: Sequence[str] | None = None):

@@ -22,7 +22,7 @@ from undrift.problems import Problem
 from undrift.simulation.client_states import ClientStates, States
 from undrift.simulation.participants import Participants, cohort_of
 
-log = logging.getLogger("undrift")
+log = logging.getLogger("undrift.clients")
 
 T = TypeVar("T")
 
@@ -47,9 +47,7 @@ class Traffic:
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
-            self.bytes_down + other.bytes_down,
-            self.bytes_up + other.bytes_up,
-            (*self.left_out, *other.left_out),
+            self.bytes_down + other.bytes_down, self.bytes_up + other.bytes_up, (*self.left_out, *other.left_out)
         )
 
 
@@ -59,27 +57,27 @@ class LocalSums:
 
     drift: Any = 0.0
     clients: int = 0  # whose drift it is
-    way: Tensor | None = None  # weighted as Ups are
+    delta: Tensor | None = None  # weighted as Ups are
 
     @property
     def mean_drift(self) -> Any:
         return self.drift / self.clients if self.clients else None
 
     def __add__(self, other: "LocalSums") -> "LocalSums":
-        ways = [way for way in (self.way, other.way) if way is not None]
-        way = ways[0] if len(ways) == 1 else ways[0] + ways[1] if ways else None
-        return LocalSums(self.drift + other.drift, self.clients + other.clients, way)
+        known = [each for each in (self.delta, other.delta) if each is not None]
+        delta = known[0] if len(known) == 1 else known[0] + known[1] if known else None
+        return LocalSums(self.drift + other.drift, self.clients + other.clients, delta)
 
     @staticmethod
     def of(observed: Observed, rows: Sequence[int], weights: Sequence[float]) -> "LocalSums":
         """Of these rows, one after another."""
-        found, drift, way = LocalSums(), observed.drift, observed.way
+        found, drift, delta = LocalSums(), observed.drift, observed.delta
         drifts = [] if drift is None else [drift[row, 0].item() for row in rows]
-        if way is not None:
-            total = torch.zeros_like(way[0])
+        if delta is not None:
+            total = torch.zeros_like(delta[0])
             for row in rows:
-                total.add_(way[row], alpha=weights[row])
-            found = LocalSums(way=total)
+                total.add_(delta[row], alpha=weights[row])
+            found = LocalSums(delta=total)
         return replace(found, drift=sum(drifts), clients=len(drifts))
 
 
@@ -104,7 +102,7 @@ class Reply:
     traffic: Traffic
     lost: tuple[int, ...] = ()  # clients that do not come to the round's next exchange
     amend: Callable[[Any], Any] | None = None  # what becomes of the server after its step
-    local: LocalSums | None = None  # with `way` as a mean
+    local: LocalSums | None = None  # with `delta` as a mean
 
 
 def is_finite(t: Tensor) -> bool:
@@ -265,8 +263,9 @@ def _joined(each: Sequence[LocalSums | None]) -> LocalSums | None:
 def reply_of(part: PartialAggregate, participants: Participants, problem: Problem, solver: Solver, key: Key) -> Reply:
     """The mean of what clients sent, and what the server is told of them; raises Diverged if nobody's can be used."""
     t = key.round
-    for i in part.traffic.left_out:
-        log.warning("round %d: client %d returned NaN, Inf, a wrong shape or dtype; left out", t, i)
+    if left := part.traffic.left_out:
+        who = f"client {left[0]}" + (f" and {len(left) - 1} more" if left[1:] else "")
+        log.warning("round %d: %s returned NaN, Inf, a wrong shape or dtype; left out", t, who)
     if not part.clients:
         raise Diverged(
             f"round {t}: no client returned a finite result of the right shape; "
@@ -278,8 +277,8 @@ def reply_of(part: PartialAggregate, participants: Participants, problem: Proble
     position = {i: j for j, i in enumerate(participants.clients)}
     present = participants.at(sorted(position[i] for i in part.clients))
     local = part.local
-    if local is not None and local.way is not None:
-        local = replace(local, way=local.way / part.weight)
+    if local is not None and local.delta is not None:
+        local = replace(local, delta=local.delta / part.weight)
     return Reply(mean, cohort_of(present, problem, solver, key), part.traffic, local=local)
 
 

@@ -39,7 +39,7 @@ from undrift.simulation.checks import (
 )
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.driver import play
-from undrift.simulation.engines import EngineChoice, choose
+from undrift.simulation.engines import EngineChoice, choose_engine
 from undrift.simulation.participation import Everyone, Participation
 from undrift.simulation.privacy import make_private, resolve
 from undrift.simulation.progress import progress_of
@@ -129,7 +129,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     if policy is not None:
         population = config.population or Population()
         check_timed(algorithm, problem, config.rounds, local, population, policy, config.seed)
-    choice = choose_engine(config)
+    choice = engine_of_run(config)
     server = algorithm.server(_x0(problem, config.x0))
     check_first_records(algorithm, server)
     largest = float(np.max(problem.weights))
@@ -150,7 +150,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     return PreparedRun(config, plan, evaluator)
 
 
-def choose_engine(config: RunConfig) -> EngineChoice:
+def engine_of_run(config: RunConfig) -> EngineChoice:
     """The engine of a run; it is logged at INFO."""
     engine, chunk, workers = config.engine, config.chunk, config.workers
     if isinstance(engine, EngineChoice) and (chunk is not None or workers is not None):
@@ -168,7 +168,7 @@ def choose_engine(config: RunConfig) -> EngineChoice:
         choice = choose_on_ray(config.problem, asked, chunk, **how)
     else:
         concurrency = policy.at_work if isinstance(policy, Buffer) else None
-        choice = choose(
+        choice = choose_engine(
             config.problem, engine=engine, chunk=chunk, workers=workers, concurrency=concurrency, **how
         )  # fmt: skip
     if "compiled" in (choice.engine, choice.inside):

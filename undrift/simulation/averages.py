@@ -7,7 +7,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,10 @@ class Average:
     1.625
     """
 
-    decay: float = 1.0
-    after: int = 0
+    decay: float = hyper(default=1.0, within="(0, 1]")
+    after: int = hyper(default=0, within="[0, inf)")
 
-    def __post_init__(self) -> None:
-        check_value("Average", "decay", self.decay, float, within="(0, 1]")
-        check_value("Average", "after", self.after, int, within="[0, inf)")
+    __post_init__ = check_fields
 
 
 Averages: TypeAlias = Average | Mapping[str, Average]  # one, or several by name

@@ -60,11 +60,11 @@ class _Counting:
         return y - 1
 
 
-def measure(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost:
+def measure_method(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost:
     """Play an initialisation round and two rounds with one client and look at what crosses the wire.
 
     >>> import undrift as ud
-    >>> measure(ud.GHBM.spec, ud.GHBM()).traffic
+    >>> measure_method(ud.GHBM.spec, ud.GHBM()).traffic
     [(2.0, 1.0)]
     """
     if isinstance(algorithm, DependsOnRun):
@@ -108,4 +108,4 @@ def catalogue() -> list[MethodCost]:
 def measure_by_name(name: str) -> MethodCost:
     """A method with its default hyper-parameters."""
     entry = METHODS[name]
-    return measure(entry.spec, entry.make(**EXAMPLES.get(name, {})))
+    return measure_method(entry.spec, entry.make(**EXAMPLES.get(name, {})))

@@ -8,14 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift.core.algorithm import (
-    Algorithm,
-    AveragesRounds,
-    ChecksRun,
-    DependsOnRun,
-    MayNeedEqualSteps,
-    exchanges_of,
-)
+from undrift.core.algorithm import Algorithm, AveragesRounds, ChecksRun, DependsOnRun, MayNeedEqualSteps, exchanges_of
 from undrift.core.errors import InvalidInput, setting
 from undrift.core.hyper import Spec, check_value, spec_of
 from undrift.core.optimiser import HeavyBall, Optimiser
@@ -27,7 +20,7 @@ from undrift.local.settings import Geometric, Local
 from undrift.privacy import Privacy
 from undrift.problems import Problem
 from undrift.problems.protocols import DrawsWithReplacement
-from undrift.simulation.asynchronous.async_state import course
+from undrift.simulation.asynchronous.async_state import visit_timeline
 from undrift.simulation.asynchronous.availability import Always
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
 from undrift.simulation.asynchronous.population import Dropout, Population
@@ -36,7 +29,7 @@ from undrift.simulation.privacy import by_the_server
 
 log = logging.getLogger("undrift")
 
-LUCK = 10.0  # standard deviations: a visit is luckier less than once in 10^22
+FASTEST_VISIT = 10.0  # standard deviations of the jitter: one visit in 10^22 is faster
 
 
 def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) -> None:
@@ -50,6 +43,8 @@ def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) ->
         if isinstance(value, type) or not all(hasattr(value, each) for each in asked):
             if name == "algorithm" and (missing := missing_functions(value)):
                 raise InvalidInput(missing)
+            if name == "algorithm" and isinstance(value, str):
+                example = f"ud.method({value!r})"
             raise InvalidInput(f"{name} must be an object such as {example}, got {value!r}")
 
 
@@ -230,12 +225,12 @@ def _check_deadline(problem: Problem, local: Local, population: Population, serv
         population,
         jitter=0.0,
         dropout=Dropout(),
-        work=max(population.work * math.exp(-LUCK * population.jitter), sys.float_info.min),
+        work=max(population.work * math.exp(-FASTEST_VISIT * population.jitter), sys.float_info.min),
     )
     best, who = float("inf"), 0
     for i in range(problem.N):
         (K,) = fewest.count(problem, Key(seed, 1), [i])
-        *_, returns = course(luckiest, luckiest.device(seed, i), seed, i, 0, K, 0.0, 0, 0)
+        *_, returns = visit_timeline(luckiest, luckiest.device(seed, i), seed, i, 0, K, 0.0, 0, 0)
         if returns <= server.seconds:
             return
         if returns < best:

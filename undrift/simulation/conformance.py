@@ -1,4 +1,4 @@
-"""`ud.check`: what every method must do, whoever wrote it.  The package's own methods are tested with the same functions.
+"""`ud.check`: what every method must do, custom ones too.  The package's own methods are tested with the same functions.
 
 A new check is a function in CHECKS: it gets a `Subject`, and raises Failed with what is wrong and the likely cause.
 """
@@ -24,7 +24,7 @@ from undrift.local import Local
 from undrift.problems import Problem
 from undrift.problems.quadratic import Quadratic
 from undrift.simulation.api import PreparedRun, RunConfig, prepare
-from undrift.simulation.catalogue import measure
+from undrift.simulation.catalogue import measure_method
 from undrift.simulation.checks import FUNCTIONS, missing_functions
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.engines import Request
@@ -108,7 +108,7 @@ def subject_of(
 # the checks
 
 
-def functions(s: Subject) -> None:
+def _functions(s: Subject) -> None:
     """The five functions are there, and take what they are given."""
     for name, said in FUNCTIONS.items():
         arguments = said.split("(")[1].split(")")[0].replace("self, ", "").split(", ")
@@ -118,7 +118,7 @@ def functions(s: Subject) -> None:
             raise Failed(f"{name} cannot be called: {error}; it is {said}") from error
 
 
-def records(s: Subject) -> None:
+def _records(s: Subject) -> None:
     """States and messages are records of tensors, of the model's type; they keep their form from round to round."""
     for dtype in (torch.float32, torch.float64):
         for step in played(s.fitted, dtype):
@@ -148,7 +148,7 @@ def records(s: Subject) -> None:
                 raise Failed("what update returns has no field x, the model")
 
 
-def purity(s: Subject) -> None:
+def _purity(s: Subject) -> None:
     """Called again with the same, each function returns the same; nothing that was given is changed, nor the method."""
     own = dict(vars(s.fitted)) if hasattr(s.fitted, "__dict__") else {}
     for step in played(s.fitted, torch.float64):
@@ -169,7 +169,7 @@ def purity(s: Subject) -> None:
         )
 
 
-def rows(s: Subject) -> None:
+def _rows(s: Subject) -> None:
     """A client in a cohort is what it is alone, also with states and messages that are nowhere zero."""
     algorithm, problem, key = s.fitted, s.problem, Key(7, 1)
     server, client = algorithm.server(problem.x0), algorithm.client(problem.x0)
@@ -200,7 +200,7 @@ def rows(s: Subject) -> None:
                 server = exchange.update(server, map_tensors(lambda x: x.mean(0), found[0]), cohort)
 
 
-def finite(s: Subject) -> None:
+def _finite(s: Subject) -> None:
     """A short run with a small step size ends, and everything in it is finite."""
     for r in s.play():
         if r.left_out:
@@ -209,14 +209,14 @@ def finite(s: Subject) -> None:
             raise Failed(f"round {r.round}: the model is not finite")
 
 
-def one_client(s: Subject) -> None:
+def _one_client(s: Subject) -> None:
     """A federation of one client is no exception."""
     alone = replace(s, problem=usual_problem(1), participation=Everyone(), local=Local(steps=2, lr=0.05))
     for engine in ("sequential", "batched"):
         alone.path(engine=engine)
 
 
-def chunks(s: Subject) -> None:
+def _chunks(s: Subject) -> None:
     """However many clients are computed at once, the run has the same bits."""
     first = s.path(chunk=1)
     for chunk in (2, 3, 100):
@@ -225,7 +225,7 @@ def chunks(s: Subject) -> None:
                          "the number of rows, or at other rows?")  # fmt: skip
 
 
-def resuming(s: Subject) -> None:
+def _resuming(s: Subject) -> None:
     """Resumed from a snapshot, a run has the same bits: all that it remembers is in its records."""
     models, states = [], []
     for r in s.prepared().play():
@@ -239,10 +239,10 @@ def resuming(s: Subject) -> None:
             )
 
 
-def bytes_(s: Subject) -> None:
+def _bytes_(s: Subject) -> None:
     """The bytes that are booked are those of the records, client by client."""
     history = s.play()
-    cost = measure(spec_of(s.fitted), s.fitted, D=s.problem.x0.numel())
+    cost = measure_method(spec_of(s.fitted), s.fitted, D=s.problem.x0.numel())
     model, last = nbytes(s.problem.x0), history[-1]
     visits = [len(last.clients)] * len(cost.traffic)
     if cost.one_walks:
@@ -253,7 +253,7 @@ def bytes_(s: Subject) -> None:
                      "does a message grow or shrink from round to round?")  # fmt: skip
 
 
-def engines(s: Subject) -> None:
+def _engines(s: Subject) -> None:
     """One trajectory, whatever computes it, to rounding in double precision."""
     exact = s if s.problem.x0.dtype == torch.float64 else replace(subject_of(s.method), engines=s.engines)
     paths = {engine: exact.path(engine=engine) for engine in s.engines}
@@ -267,16 +267,16 @@ def engines(s: Subject) -> None:
 
 
 CHECKS: dict[str, Callable[[Subject], None]] = {
-    "functions": functions,
-    "records": records,
-    "purity": purity,
-    "rows": rows,
-    "finite": finite,
-    "one client": one_client,
-    "chunks": chunks,
-    "resuming": resuming,
-    "bytes": bytes_,
-    "engines": engines,
+    "functions": _functions,
+    "records": _records,
+    "purity": _purity,
+    "rows": _rows,
+    "finite": _finite,
+    "one client": _one_client,
+    "chunks": _chunks,
+    "resuming": _resuming,
+    "bytes": _bytes_,
+    "engines": _engines,
 }
 WHOLE_RUNS = list(CHECKS)[4:]  # which say little of a method that fails before
 
@@ -285,7 +285,7 @@ WHOLE_RUNS = list(CHECKS)[4:]  # which say little of a method that fails before
 
 
 @dataclass(frozen=True)
-class Step:
+class PlayedExchange:
     """One exchange with one client: what went in, what came out, and the same once more."""
 
     server: Any
@@ -306,7 +306,7 @@ class Step:
         return self.down, self.up, self.new_client, self.updated
 
 
-def played(algorithm: Algorithm, dtype: torch.dtype) -> Iterator[Step]:
+def played(algorithm: Algorithm, dtype: torch.dtype) -> Iterator[PlayedExchange]:
     """An initialisation round and two rounds of a federation of one client."""
     problem = Quadratic(torch.eye(3, dtype=dtype)[None], torch.arange(3.0).to(dtype)[None])
     x = torch.ones(3, dtype=dtype)
@@ -318,7 +318,7 @@ def played(algorithm: Algorithm, dtype: torch.dtype) -> Iterator[Step]:
             server, client = step.updated, step.new_client
 
 
-def _exchange(exchange: Exchange, server: Any, client: Any, problem: Problem, t: int, number: int) -> Step:
+def _exchange(exchange: Exchange, server: Any, client: Any, problem: Problem, t: int, number: int) -> PlayedExchange:
     key, one = Key(0, t, number), torch.ones(1, dtype=torch.float64)
     cohort = Cohort(t, 1, 1, 1.0, one, 0 * one, 0.05, 3.0, key)
 
@@ -330,7 +330,7 @@ def _exchange(exchange: Exchange, server: Any, client: Any, problem: Problem, t:
 
     before = {"server": map_tensors(torch.clone, server), "client": map_tensors(torch.clone, client)}
     down, up, new_client, updated = play()
-    return Step(server, client, down, up, new_client, updated, before, lambda: play(up, down))
+    return PlayedExchange(server, client, down, up, new_client, updated, before, lambda: play(up, down))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -398,7 +398,7 @@ def check(
     local: Local | None = None,
     engines: Sequence[str] = ("sequential", "batched", "events"),
 ) -> CheckReport:
-    """Test a method of one's own: purity, types, rows of a cohort, chunks, resuming, bytes, engines.
+    """Test a custom method: purity, types, rows of a cohort, chunks, resuming, bytes, engines.
 
     method          an object with the five functions
     problem         what to try it on; small quadratics in double precision by default, on which it takes a second

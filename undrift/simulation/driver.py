@@ -59,7 +59,7 @@ def play_exchanges(
             asked = draw = cohort()
         key = Key(plan.seed, t, number)
         if plan.observing is not None and plan.observing.everyone(t) and exchange.to == "cohort":
-            of_all += LocalSums(way=transport.of_everyone(exchange, server, key))
+            of_all += LocalSums(delta=transport.of_everyone(exchange, server, key))
         reply = transport.exchange(exchange, server, draw, key)
         traffic += reply.traffic
         local += reply.local or LocalSums()
@@ -73,7 +73,7 @@ def play_exchanges(
         if reply.amend is not None:
             transport.apply()
             server = reply.amend(server)
-    return PlayedRound(server, asked or draw, traffic, count, stepped, local, of_all.way)
+    return PlayedRound(server, asked or draw, traffic, count, stepped, local, of_all.delta)
 
 
 def play(
@@ -139,9 +139,9 @@ def remember(plan: RunPlan, past: tuple[Tensor, ...], local: LocalSums | None, t
     if plan.observing is None:
         return ()
     observe = plan.observing.of_round(t)
-    if observe is None or not observe.way:
+    if observe is None or not observe.delta:
         return ()
-    new = () if local is None or local.way is None else (local.way,)
+    new = () if local is None or local.delta is None else (local.delta,)
     return (*past, *new)[-plan.observing.window :]
 
 

@@ -39,7 +39,7 @@ class Participants:
         return self.at([j for j, i in enumerate(self.clients) if i in clients])
 
     @property
-    def count_for_something(self) -> bool:
+    def have_weight(self) -> bool:
         """Whether somebody takes part whose weight is not zero."""
         return any(self.weights)
 

@@ -22,7 +22,7 @@ from undrift.local import Local
 from undrift.local.parameters import initial_of
 from undrift.local.settings import Geometric
 from undrift.local.wrapping import method_of
-from undrift.privacy import Privacy, PrivateWire, make_privacy
+from undrift.privacy import Privacy, PrivateWire, make_privacy, noise_by_secret
 from undrift.privacy.accounting import (
     accountants,
     epsilon_of_fixed_size,
@@ -47,6 +47,7 @@ class PrivateRelease:
     local: Local
     form: Any  # an Up of zeros: the sum of a round in which nobody came
     K: float | None  # every client's number of local steps, unless that depends on the client; 0: drawn by round
+    secret: bytes = b""  # that noise comes from in place of the seed: on real nodes
 
     def release(self, reply: Reply, lr: float, key: Key) -> Reply:
         """The reply with the sum over the expected number of clients, with noise; also if nobody came."""
@@ -62,17 +63,19 @@ class PrivateRelease:
                 None,
             )
         deviation = self.privacy.deviation if self.privacy.where == "server" else 0.0
-        calls = count()
-
-        def noisy(t: torch.Tensor) -> torch.Tensor:
-            total = t * (came / expected)
-            if not deviation:
-                return total
-            drawn = draw_numbers(Purpose.PRIVACY, [key], [0], next(calls), t.unsqueeze(0), "normal")[0]
-            return total + (deviation / expected) * drawn
-
-        mean = map_tensors(noisy, self.form if reply.mean is None else reply.mean)
+        mean = self.form if reply.mean is None else map_tensors(lambda t: t * (came / expected), reply.mean)
+        if deviation:
+            noise = iter(tensors(self._noise(mean, key)))
+            mean = map_tensors(lambda t: t + (deviation / expected) * next(noise), mean)
         return replace(reply, mean=mean, cohort=self._cohort(expected, lr, key))
+
+    def _noise(self, mean: Any, key: Key) -> Any:
+        """Standard normal numbers in the form of the mean."""
+        if self.secret:
+            return noise_by_secret(self.secret, mean, f"round {key.round}")
+        calls = count()
+        draw = lambda t: draw_numbers(Purpose.PRIVACY, [key], [0], next(calls), t.unsqueeze(0), "normal")[0]
+        return map_tensors(draw, mean)
 
     def _cohort(self, expected: float, lr: float, key: Key) -> Cohort:
         S, N = max(1, round(expected)), self.problem_size
@@ -134,7 +137,6 @@ def resolve(given: Any, participation: Participation, N: int, rounds: int) -> Pr
     privacy = make_privacy(given)
     if privacy is None:
         return None
-    accountants()
     if not isinstance(participation, Bernoulli | Cyclic | Everyone | Fixed | Uniform):
         better = setting("ud.Bernoulli(q) or ud.Uniform(S)", participation__scheme="bernoulli")
         raise InvalidInput(
@@ -166,21 +168,33 @@ def make_private(
     participation: Participation,
     local: Local,
     rounds: int,
+    secret: bytes = b"",
 ) -> tuple[PrivateRelease, PrivateWire]:
     """The release of a private run, and its wire; raises InvalidInput where there would be no guarantee."""
+    accountants()
     privacy = resolve(given, participation, problem.N, rounds)
     assert privacy is not None
     _check(algorithm, problem, local, privacy, codec, rounds)
-    share = 0.0
-    if privacy.where == "clients":
-        share = privacy.deviation / math.sqrt(expected_number(participation, problem.N, 1))
     with torch.no_grad():
         up = trial_up(exchanges_of(algorithm, 1)[0], algorithm, problem.x0)
     K = _steps_of_all(problem, local)
-    release = PrivateRelease(privacy, participation, problem.N, local, map_tensors(torch.zeros_like, up), K)
+    release = PrivateRelease(privacy, participation, problem.N, local, map_tensors(torch.zeros_like, up), K, secret)
     if K is None:
         _check_without_steps(release, algorithm, problem, up)
-    return release, PrivateWire(privacy.clip, share, codec)
+    return release, private_wire(privacy, codec, participation, problem.N, rounds, bool(secret))
+
+
+def private_wire(
+    given: Any, codec: Wire | None, participation: Participation, N: int, rounds: int, secret: bool = False
+) -> PrivateWire:
+    """What happens to messages of a private run: also on a node, which knows the server's settings from its own."""
+    privacy, share = make_privacy(given), 0.0
+    assert privacy is not None
+    if privacy.where == "clients":
+        found = resolve(privacy, participation, N, rounds)
+        assert found is not None
+        share = found.deviation / math.sqrt(expected_number(participation, N, 1))
+    return PrivateWire(privacy.clip, share, codec, secret)
 
 
 def _check(
@@ -188,7 +202,7 @@ def _check(
 ) -> None:
     name = spec_of(algorithm).name
     if exchanges_of(algorithm, 0):
-        hint = "; leave out B" if hasattr(method_of(algorithm), "B") else ""
+        hint = "; leave out B" if "B" in vars(method_of(algorithm)) else ""
         raise InvalidInput(f"privacy: {name} has an initialisation round, which asks all clients without noise{hint}")
     for t in range(1, rounds + 1):
         if [exchange.to for exchange in exchanges_of(algorithm, t)] != ["cohort"]:

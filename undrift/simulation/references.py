@@ -150,20 +150,7 @@ def steps_a_round(config: RunConfig) -> float:
 def pooled(problem: ModelProblem) -> ModelProblem:
     """The same samples, all of one client."""
     everything = np.flatnonzero(problem.parts.held(sample_count(problem.X)))
-    return ModelProblem(
-        problem.flat,
-        problem.loss,
-        problem.X,
-        problem.Y,
-        ClientIndices.from_lists([everything]),
-        problem.test,
-        np.ones(1),
-        problem.prepare,
-        problem.augment,
-        ("test",),
-        None,
-        problem.task and problem.task.name,
-    )
+    return problem.with_parts(ClientIndices.from_lists([everything]), problem.test, np.ones(1), ("test",))
 
 
 def _named(measure: Callable[[Probe], dict[str, float]]) -> Callable[[Probe], dict[str, float]]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from undrift.core.errors import unknown
 from undrift.local.parameters import initial_of
+from undrift.metrics.quality import usual_last
 from undrift.problems import Problem
 from undrift.problems.protocols import FromModule
 from undrift.simulation.averages import RunningAverage, pick
@@ -176,12 +177,16 @@ class FinishedRun:
         (own,) = self.state.clients.gather([client]).local_parameters
         return self.problem.module(torch.cat([self.x, own]), client)
 
-    def final(self, metric: str, last: int = 100) -> float:
-        """A run's quality as the papers report it: the mean over the last rounds in which it was recorded."""
+    def final(self, metric: str, last: int | None = None) -> float:
+        """A run's quality as reports tell it: the mean over the last rounds in which the metric was recorded.
+
+        last   how many of them; by default a tenth, at least 1, at most the 100 of the papers
+        """
         values = [r.metrics[metric] for r in self.history if metric in r.metrics]
         if not values:
             raise unknown("metric", metric, {name for r in self.history for name in r.metrics})
-        return sum(values[-last:]) / len(values[-last:])
+        kept = values[-(usual_last(len(values)) if last is None else last) :]
+        return sum(kept) / len(kept)
 
     @property
     def bytes(self) -> int:

@@ -13,14 +13,7 @@ from undrift.core.rng import Key
 from undrift.core.work import Solver
 from undrift.local import Local
 from undrift.problems import Problem
-from undrift.simulation.aggregation import (
-    PartialAggregate,
-    Reply,
-    Traffic,
-    aggregate,
-    reply_of,
-    send,
-)
+from undrift.simulation.aggregation import PartialAggregate, Reply, Traffic, aggregate, reply_of, send
 from undrift.simulation.client_states import ClientStates, StagedStates
 from undrift.simulation.engines import EngineChoice, Request, engine_of
 from undrift.simulation.participants import Participants, participants_of
@@ -79,13 +72,7 @@ class RunPlan:
         return self.observing.of_round(t)
 
     def request(
-        self,
-        exchange: Exchange,
-        down: Any,
-        states: ClientStates,
-        participants: Participants,
-        key: Key,
-        **more: Any,
+        self, exchange: Exchange, down: Any, states: ClientStates, participants: Participants, key: Key, **more: Any
     ) -> Request:
         """What an engine is asked."""
         solver, chunk = self.solver(key.round), self.choice.inner.chunk
@@ -156,7 +143,7 @@ class InProcess:
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         plan = self.plan
         participants = plan.participants(exchange, draw, key)
-        if not participants.count_for_something:
+        if not participants.have_weight:
             return NOBODY
         down = send(exchange, server, key.round)
         part = visit_clients(plan, exchange, down, self.clients, participants, key)
@@ -164,8 +151,10 @@ class InProcess:
         reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
         return with_bytes_down(reply, down, len(participants.clients))
 
+    @torch.no_grad()
     def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
-        return pseudo_gradient_of_everyone(self.plan, exchange, server, self.clients, key)
+        down, whole = send(exchange, server, key.round), everyone(self.plan, exchange, key)
+        return mean_delta(visit_clients(self.plan, exchange, down, self.clients, whole, key))
 
     def apply(self) -> None:
         self.staged.apply()
@@ -185,12 +174,7 @@ class InProcess:
 
 
 def visit_clients(
-    plan: RunPlan,
-    exchange: Exchange,
-    down: Any,
-    states: ClientStates,
-    participants: Participants,
-    key: Key,
+    plan: RunPlan, exchange: Exchange, down: Any, states: ClientStates, participants: Participants, key: Key
 ) -> PartialAggregate:
     """Visit clients in this process, and add up what they answer."""
     engine = engine_of(plan.choice, max(key.round, 1))  # the initialisation round belongs to round 1
@@ -203,20 +187,10 @@ def everyone(plan: RunPlan, exchange: Exchange, key: Key) -> Participants:
     return plan.participants(replace(exchange, to="everyone"), Draw(()), key)
 
 
-@torch.no_grad()
-def pseudo_gradient_of_everyone(
-    plan: RunPlan, exchange: Exchange, server: Any, states: ClientStates, key: Key
-) -> Tensor | None:
-    """The mean of x - y over all clients, had they all been asked; computed here, and nothing else comes of it."""
-    down = send(exchange, server, key.round)
-    part = visit_clients(plan, exchange, down, states, everyone(plan, exchange, key), key)
-    return way_of(part)
-
-
-def way_of(part: PartialAggregate) -> Tensor | None:
+def mean_delta(part: PartialAggregate) -> Tensor | None:
     """The mean pseudo-gradient of the clients of a part."""
-    way = None if part.local is None else part.local.way
-    return None if way is None else way / part.weight
+    delta = None if part.local is None else part.local.delta
+    return None if delta is None else delta / part.weight
 
 
 def with_bytes_down(reply: Reply, down: Any, clients: int) -> Reply:

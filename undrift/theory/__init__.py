@@ -40,13 +40,7 @@ from undrift.theory.fednova import (
     largest_lr,
     nova_constants,
 )
-from undrift.theory.ghbm import (
-    ghbm,
-    ghbm_largest_step,
-    ghbm_rate,
-    missed_clients,
-    missed_clients_squared,
-)
+from undrift.theory.ghbm import ghbm, ghbm_largest_step, ghbm_rate, missed_clients, missed_clients_squared
 from undrift.theory.prescription import Prescription
 from undrift.theory.scaffold import (
     scaffold,
@@ -57,44 +51,11 @@ from undrift.theory.scaffold import (
 )
 
 __all__ = [
-    "Constants",
-    "NovaConstants",
-    "Prescription",
-    "accumulation",
-    "autonomous_fedgm",
-    "autonomous_fedgm_rate",
-    "chi2",
-    "estimate",
-    "fedavg_limit",
-    "fedavg_m",
-    "fedavg_m_rate",
-    "fedavg_m_vr",
-    "fedavg_m_vr_rate",
-    "fedgm",
-    "fedgm_rate",
-    "fednova",
-    "fednova_limit",
-    "fednova_rate",
-    "fedprox",
-    "fedprox_rate",
-    "ghbm",
-    "ghbm_largest_step",
-    "ghbm_rate",
-    "inconsistency_bound",
-    "largest_lr",
-    "largest_server_step",
-    "missed_clients",
-    "missed_clients_squared",
-    "momentum_error_floor",
-    "nova_constants",
-    "scaffold",
-    "scaffold_everyone",
-    "scaffold_everyone_rate",
-    "scaffold_lyapunov",
-    "scaffold_m",
-    "scaffold_m_rate",
-    "scaffold_m_vr",
-    "scaffold_m_vr_rate",
-    "scaffold_rate",
-    "server_step_gain",
-]
+    "accumulation", "autonomous_fedgm", "autonomous_fedgm_rate", "chi2", "Constants", "estimate", "fedavg_limit",
+    "fedavg_m", "fedavg_m_rate", "fedavg_m_vr", "fedavg_m_vr_rate", "fedgm", "fedgm_rate", "fednova",
+    "fednova_limit", "fednova_rate", "fedprox", "fedprox_rate", "ghbm", "ghbm_largest_step", "ghbm_rate",
+    "inconsistency_bound", "largest_lr", "largest_server_step", "missed_clients", "missed_clients_squared",
+    "momentum_error_floor", "nova_constants", "NovaConstants", "Prescription", "scaffold", "scaffold_everyone",
+    "scaffold_everyone_rate", "scaffold_lyapunov", "scaffold_m", "scaffold_m_rate", "scaffold_m_vr",
+    "scaffold_m_vr_rate", "scaffold_rate", "server_step_gain",
+]  # fmt: skip

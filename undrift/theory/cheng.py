@@ -143,16 +143,7 @@ def fedavg_m_vr(
 
 
 def scaffold_m(
-    *,
-    L: float,
-    Delta: float,
-    G0: float,
-    sigma: float,
-    N: int,
-    S: int,
-    K: int,
-    R: int,
-    c: float = 1.0,
+    *, L: float, Delta: float, G0: float, sigma: float, N: int, S: int, K: int, R: int, c: float = 1.0
 ) -> ScaffoldMSetting:
     """SCAFFOLD-M with S of N clients, Theorem 19, (9), with the gamma that Lemma 16 allows (errata 24).
 
@@ -162,12 +153,7 @@ def scaffold_m(
     """
     source = "SCAFFOLD-M (Cheng et al., Theorem 19)"
     check_constants(source, L=L, Delta=Delta, G0=G0, sigma=sigma, N=N, S=S, K=K, R=R, c=c)
-    beta = min(
-        c,
-        S / N ** (2 / 3),
-        _root(L * Delta * S * K, sigma**2 * R),
-        _root(L * Delta * S**2, G0 * N),
-    )
+    beta = min(c, S / N ** (2 / 3), _root(L * Delta * S * K, sigma**2 * R), _root(L * Delta * S**2, G0 * N))
     absent = (N - S) / (N - 1) if N > 1 else 0.0
     g = min(1 / 24, beta / 12, _root(S**3, 2592 * beta * N**2 * absent))  # Lemmas 5, 16; proof
     x = min(

@@ -173,18 +173,7 @@ def autonomous_fedgm(
     0.01318
     """
     source = "Autonomous FedGM (Sun et al., Theorem 5.1)"
-    check_constants(
-        source,
-        L=L,
-        Delta=Delta,
-        N=N,
-        S=S,
-        K=K,
-        R=R,
-        delay=delay,
-        sigma_l=sigma_l,
-        sigma_g=sigma_g,
-    )
+    check_constants(source, L=L, Delta=Delta, N=N, S=S, K=K, R=R, delay=delay, sigma_l=sigma_l, sigma_g=sigma_g)
     stages, mean, mean2, mean3, C, W1, W2 = _schedule(source, schedule, R)
     lr = min(
         1 / (8 * K * L),
@@ -275,12 +264,7 @@ def server_step_gain(beta: float, nu: float) -> float:
 
 
 def largest_server_step(
-    problem: Quadratic,
-    *,
-    steps: int | Sequence[int],
-    lr: float,
-    beta: float = 0.0,
-    nu: float = 0.0,
+    problem: Quadratic, *, steps: int | Sequence[int], lr: float, beta: float = 0.0, nu: float = 0.0
 ) -> float:
     """The server's step beyond which FedGM with all clients diverges on a quadratic: 2 gain / the largest m.
 

@@ -249,14 +249,7 @@ def fednova(
 
 
 def fedprox(
-    *,
-    L: float,
-    Delta: float,
-    steps: Sequence[int],
-    R: int,
-    sigma: float = 0.0,
-    kappa: float = 0.0,
-    B2: float = 1.0,
+    *, L: float, Delta: float, steps: Sequence[int], R: int, sigma: float = 0.0, kappa: float = 0.0, B2: float = 1.0
 ) -> FedProxSetting:
     """FedProx with all clients and p_i = 1/m, Corollary 2: alpha = sqrt(m / tau_bar) / R^(1/6), so mu = R^(1/3).
 

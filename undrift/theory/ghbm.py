@@ -19,13 +19,7 @@ from math import atan2, cos, e, inf, pi, sin, sqrt
 from typing import Any
 
 from undrift.core.errors import InvalidInput
-from undrift.theory.prescription import (
-    Prescription,
-    check_constants,
-    largest_root,
-    named,
-    require,
-)
+from undrift.theory.prescription import Prescription, check_constants, largest_root, named, require
 
 
 @dataclass(frozen=True)
@@ -95,10 +89,7 @@ def ghbm_largest_step(tau: int, beta: float) -> float:
     (2.0, True)
     """
     check_constants("ghbm_largest_step", tau=tau, c=beta)
-    low, high = (
-        0.0,
-        pi / tau,
-    )  # the phase of 1 - z^-tau falls from pi/2 to 0 there, the other rises from 0
+    low, high = (0.0, pi / tau)  # the phase of 1 - z^-tau falls from pi/2 to 0 there, the other rises from 0
     for _ in range(200):
         w = (low + high) / 2
         if _phase(w, beta) < (pi - w * tau) / 2:

@@ -54,15 +54,7 @@ class ScaffoldSetting(Prescription):
 
 
 def scaffold_everyone(
-    *,
-    L: float,
-    mu: float,
-    N: int,
-    K: int,
-    R: int,
-    distance: float,
-    sigma: float = 0.0,
-    eta_g: float | None = None,
+    *, L: float, mu: float, N: int, K: int, R: int, distance: float, sigma: float = 0.0, eta_g: float | None = None
 ) -> ScaffoldSetting:
     """SCAFFOLD with all clients and option I, Theorem 1.  distance is |x0 - x*|; eta_g is sqrt(N) if None.
 
@@ -104,17 +96,7 @@ def scaffold(
     source = "SCAFFOLD (Karimireddy et al., Theorem 2)"
     eta_g = sqrt(S) if eta_g is None else eta_g
     check_constants(
-        source,
-        L=L,
-        mu=mu,
-        N=N,
-        S=S,
-        K=K,
-        R=R,
-        distance=distance,
-        control_error=control_error,
-        sigma=sigma,
-        eta_g=eta_g,
+        source, L=L, mu=mu, N=N, S=S, K=K, R=R, distance=distance, control_error=control_error, sigma=sigma, eta_g=eta_g
     )
     needed = {"81 L / mu": 81 * L / mu, "15 N / S": 15 * N / S}
     if R < max(needed.values()):
@@ -126,16 +108,7 @@ def scaffold(
 
 
 def _setting(
-    source: str,
-    mu: float,
-    K: int,
-    R: int,
-    eta_g: float,
-    option: int,
-    S: int,
-    largest: float,
-    d0: float,
-    c: float,
+    source: str, mu: float, K: int, R: int, eta_g: float, option: int, S: int, largest: float, d0: float, c: float
 ) -> ScaffoldSetting:
     """Lemma 5, with eta = eta~/2."""
     eta = largest / 2
@@ -157,15 +130,7 @@ def _setting(
 
 
 def scaffold_everyone_rate(
-    R: Any,
-    *,
-    L: float,
-    mu: float,
-    N: int,
-    K: int,
-    distance: float,
-    sigma: float = 0.0,
-    eta_g: float | None = None,
+    R: Any, *, L: float, mu: float, N: int, K: int, distance: float, sigma: float = 0.0, eta_g: float | None = None
 ) -> Any:
     """The rate of Theorem 1, up to constants and logarithms.
 

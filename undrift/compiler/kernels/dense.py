@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from undrift.compiler.inductor import only_vmap_is_active
 from undrift.compiler.kernels import enabled
 from undrift.compiler.kernels.gather import LONG
-from undrift.compiler.kernels.products import functions, outputs
+from undrift.compiler.kernels.products import compiled_products, outputs
 
 OWN_PRODUCTS: ContextVar[bool] = ContextVar("own_products", default=False)
 
@@ -99,4 +99,4 @@ def _are_ours(x: Tensor, w: Tensor) -> bool:
     """Whether there is code for them, and they are so long that it is as fast as a library's, or faster."""
     on_cpu = x.device.type == w.device.type == "cpu" and x.dtype == w.dtype
     long = x.shape[-1] >= LONG
-    return on_cpu and long and enabled("own-products") and w.dtype in functions()
+    return on_cpu and long and enabled("own-products") and w.dtype in compiled_products()

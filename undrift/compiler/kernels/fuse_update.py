@@ -16,17 +16,7 @@ from typing import Any, TypeAlias
 
 from torch.fx import Graph, Node
 
-from undrift.compiler.graph import (
-    VIEWS,
-    add_node,
-    aten,
-    copy,
-    is_same_storage,
-    reshape,
-    scalar,
-    storage_of,
-    value_of,
-)
+from undrift.compiler.graph import VIEWS, add_node, aten, copy, is_same_storage, reshape, scalar, storage_of, value_of
 from undrift.compiler.kernels.gather import are_added, are_long, gather_rows, read_gathered
 from undrift.compiler.kernels.products import summed_, weighted
 
@@ -130,10 +120,7 @@ def write(graph: Graph, old: Node, new: FusedUpdate) -> None:
 
 
 def _is_summed(
-    old: Node,
-    vectors: dict[Node, Factor],
-    pairs: Sequence[tuple[Node, Node]],
-    written: Sequence[Node],
+    old: Node, vectors: dict[Node, Factor], pairs: Sequence[tuple[Node, Node]], written: Sequence[Node]
 ) -> bool:
     """Whether a value becomes a sum of itself, other vectors and products that are our own: with vectors that are added
     on the way, or with samples that need not be gathered."""

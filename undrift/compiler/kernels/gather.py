@@ -7,7 +7,7 @@ from torch.fx import Graph, Node
 
 from undrift.compiler.graph import VIEWS, add_node, aten, value_of
 from undrift.compiler.kernels import enabled
-from undrift.compiler.kernels.products import functions, outputs
+from undrift.compiler.kernels.products import compiled_products, outputs
 
 # where products of our own are faster than a library's:
 LONG = 256  # along samples of so many numbers or more
@@ -24,7 +24,7 @@ def are_ours(*matrices: Any) -> bool:
         return False
     kinds = {(value_of(matrix).device.type, value_of(matrix).dtype) for matrix in matrices}
     (device, dtype), *others = kinds
-    return not others and device == "cpu" and dtype in functions()
+    return not others and device == "cpu" and dtype in compiled_products()
 
 
 def multiply_by_rows(graph: Graph) -> None:

@@ -43,7 +43,7 @@ class Functions:
 
 
 @cache
-def functions() -> dict[torch.dtype, Functions]:
+def compiled_products() -> dict[torch.dtype, Functions]:
     """The compiled code for each kind of number; empty if there is no C++ compiler."""
     source = files("undrift.compiler.kernels").joinpath("products.cpp").read_text()
     try:
@@ -69,7 +69,7 @@ def _outputs(x: Tensor, numbers: Tensor | None, w: Tensor) -> Tensor:
     w = w if w.stride(2) == 1 else w.contiguous()
     x, where = _samples(x, numbers)
     out = w.new_empty(w.shape[0], where[0], w.shape[1])
-    _call(functions()[w.dtype].outputs, (x, numbers, w, out), (*w.shape, *w.stride()[:2], *where))
+    _call(compiled_products()[w.dtype].outputs, (x, numbers, w, out), (*w.shape, *w.stride()[:2], *where))
     return out
 
 
@@ -83,7 +83,7 @@ def _summed(y: Tensor, v: Tensor | None, factor: Tensor | None, a: Tensor, x: Te
     if not each and (v is None or v_step == y.shape[1]):  # as if they were rows of one run
         runs, v_step = 1, v_step * runs
     sizes = (clients, runs, n // runs, m, k, v_step, each, *a.stride(), *where)
-    _call(functions()[y.dtype].summed, (y, v, factor, a, x, numbers), sizes)
+    _call(compiled_products()[y.dtype].summed, (y, v, factor, a, x, numbers), sizes)
 
 
 def _samples(x: Tensor, numbers: Tensor | None) -> tuple[Tensor, tuple[int, int, int, int]]:

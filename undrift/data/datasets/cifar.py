@@ -32,10 +32,7 @@ _URL = "https://www.cs.toronto.edu/~kriz/"
 IMAGE_SHAPE = (3, 32, 32)
 
 
-@dataset(
-    "cifar10",
-    about="CIFAR-10 (Krizhevsky 2009), binary version; no licence stated, cite the report",
-)
+@dataset("cifar10", about="CIFAR-10 (Krizhevsky 2009), binary version; no licence stated, cite the report")
 def cifar10() -> Data:
     """CIFAR-10, binary version: uint8 [50000, 3, 32, 32] and [10000, 3, 32, 32], no natural clients.
 
@@ -50,10 +47,7 @@ def cifar10() -> Data:
     return Data("cifar10", (images, labels), test, classes=10, prepare=prepare, checksums=checksums)
 
 
-@dataset(
-    "cifar100",
-    about="CIFAR-100 (Krizhevsky 2009), binary version; no licence stated, cite the report",
-)
+@dataset("cifar100", about="CIFAR-100 (Krizhevsky 2009), binary version; no licence stated, cite the report")
 def cifar100(labels: str = "fine") -> Data:
     """CIFAR-100, binary version: as CIFAR-10, with 100 "fine" or 20 "coarse" classes.
 

@@ -50,10 +50,7 @@ class ImageFiles:
 
 @dataset("gldv2", about=f"Google Landmarks v2 by photographer, {LICENCE}", clients=1262)
 def gldv2(
-    train: str = "federated_train.csv",
-    test: str | None = "test.csv",
-    images: str | Path | None = None,
-    size: int = 224,
+    train: str = "federated_train.csv", test: str | None = "test.csv", images: str | Path | None = None, size: int = 224
 ) -> Data:
     """Google Landmarks v2 by photographer: a mapping table beside the images, which are read batch by batch.
 

@@ -264,12 +264,7 @@ def _concatenate(roles: Sequence[Role]) -> Role:
 
 
 def _join_roles(
-    dataset: str,
-    train: Mapping[str, Role],
-    test: Mapping[str, Role],
-    length: int,
-    classes: int,
-    files: Sequence[Path],
+    dataset: str, train: Mapping[str, Role], test: Mapping[str, Role], length: int, classes: int, files: Sequence[Path]
 ) -> Data:
     """One text of all roles; where train and test share a role's text it is there once."""
     if not train or not test:

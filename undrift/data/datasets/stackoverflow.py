@@ -42,12 +42,7 @@ def stackoverflow(
     Inputs are int16 [n, length], a sentence after its begin mark; targets int64 [n, length], the same one place on, where
     -100 is padding, which F.cross_entropy and accuracy leave out.  A sentence takes 200 bytes.  Needs h5py.
     """
-    limits = {
-        "clients": clients,
-        "sentences": sentences,
-        "vocabulary": vocabulary,
-        "length": length,
-    }
+    limits = {"clients": clients, "sentences": sentences, "vocabulary": vocabulary, "length": length}
     for name, value in limits.items():
         if value is not None and value < 1:
             raise InvalidInput(f"stackoverflow: {name} must be 1 or more, got {value}")

@@ -19,11 +19,7 @@ BYTES_A_CLIENT = (50 + np.exp(6)) * (INPUTS + 2) * 12  # the mean of its samples
 
 @dataset("synthetic", about="Synthetic(a, b) of LEAF and FedProx (Li et al. 2020): generated, no files", clients=30)
 def synthetic(
-    a: float = 1.0,
-    b: float = 1.0,
-    clients: int = 30,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
+    a: float = 1.0, b: float = 1.0, clients: int = 30, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Data:
     """The samples of so many clients; a and b are standard deviations, as in the published generator."""
     check_value("Synthetic", "a", a, float, within="[0, inf)")

@@ -6,13 +6,6 @@ from undrift.experiments.choosing.choosing import DEFAULT_METHODS, Choosing, ope
 from undrift.experiments.choosing.in_python import choose
 
 __all__ = [
-    "DEFAULT_METHODS",
-    "Budget",
-    "Choice",
-    "Choosing",
-    "Contender",
-    "choose",
-    "load_choice",
-    "open_choosing",
+    "Budget", "Choice", "choose", "Choosing", "Contender", "DEFAULT_METHODS", "load_choice", "open_choosing",
     "prepare_choosing",
-]
+]  # fmt: skip

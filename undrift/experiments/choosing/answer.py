@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from undrift.core.errors import InvalidInput
 from undrift.experiments.choosing.describe import federation_in_words
@@ -217,7 +217,7 @@ def within_noise(behind: Sequence[float] | np.ndarray) -> bool | None:
     n = len(behind)
     if n < 2:
         return None
-    reach = student.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(behind, ddof=1) / math.sqrt(n)
+    reach = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * np.std(behind, ddof=1) / math.sqrt(n)
     return bool(np.mean(behind) <= reach)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from undrift.core.errors import InvalidInput, setting
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 from undrift.experiments.report.format import format_seconds
 
 
@@ -17,13 +17,12 @@ class Budget:
     rounds   of every run
     """
 
-    trials: int
-    seeds: int
-    rounds: int
+    trials: int = hyper(within="[1, inf)")
+    seeds: int = hyper(within="[1, inf)")
+    rounds: int = hyper(within="[1, inf)")
 
     def __post_init__(self) -> None:
-        for name in ("trials", "seeds", "rounds"):
-            check_value("choose", name, vars(self)[name], int, within="[1, inf)")
+        check_fields(self, "choose")
 
     @property
     def final_seeds(self) -> int:

@@ -40,17 +40,7 @@ from undrift.problems.model import ModelProblem
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.participation import expected_size
 
-DEFAULT_METHODS = (
-    "fedavg",
-    "fedprox",
-    "fedavg-m",
-    "scaffold",
-    "scaffold-m",
-    "fedgm",
-    "fedhbm",
-    "ghbm",
-    "fednova",
-)
+DEFAULT_METHODS = ("fedavg", "fedprox", "fedavg-m", "scaffold", "scaffold-m", "fedgm", "fedhbm", "ghbm", "fednova")
 PLAN, CHOICE, CHOSEN = "plan.json", "choice.json", "chosen.toml"
 TIMED_RUNS, TIMED_ROUNDS = (
     4,
@@ -138,7 +128,11 @@ def prepare_choosing(
         searches = plan_searches(experiment, plan)
         points = {search.label: size_of(search.choices) or given.get("trials", 1) for search in searches}
         settled = {"trials", "seeds", "rounds"} <= {*given}
-        seconds = {} if settled else {s.label: _seconds(experiment, s, held) for s in searches}
+        seconds: dict[str, float] = {}
+        for search in () if settled else searches:
+            seconds[search.label] = _seconds(experiment, search, held)
+            least = min(seconds.values())  # others are hardly faster: too few minutes show before all are timed
+            plan_budget(minutes, {label: seconds.get(label, least) for label in points}, points, given)
         budget = Budget(**given) if settled else plan_budget(minutes, seconds, points, given)
         estimate = None if settled else seconds_of(budget, seconds, points)
     experiment = experiment.model_copy(update={"rounds": budget.rounds})

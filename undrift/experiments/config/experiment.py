@@ -1,14 +1,23 @@
 """What an experiment is made of.  The same words in TOML and in Python; a wrong one is refused by name."""
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ByteSize, Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from torch import nn
 
 from undrift.codecs import make_codec
@@ -17,6 +26,7 @@ from undrift.core.errors import InvalidInput, known_name, unknown
 from undrift.core.hyper import METHODS
 from undrift.data.assignment import PARTITIONS
 from undrift.data.registry import DATASETS, check_options
+from undrift.experiments.config.explain import explain
 from undrift.experiments.config.parts import (
     SCHEMES,
     default_model,
@@ -225,6 +235,12 @@ class Experiment(Section):
         default={}, description="Several methods, each a section [algorithms.LABEL]"
     )
 
+    def __init__(self, **words: Any) -> None:
+        try:
+            super().__init__(**words)
+        except ValidationError as error:
+            raise InvalidInput(explain(error, type(self), words)) from error
+
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, given: Any) -> Any:
@@ -236,7 +252,9 @@ class Experiment(Section):
             if isinstance(given.get(section), str):
                 given[section] = {"name": given[section]}
         use = given.get("use", [])
-        register_files(use if isinstance(use, list) else [])
+        if isinstance(use, list):  # from anywhere: a run directory names them, too
+            given["use"] = use = [os.path.abspath(file) if isinstance(file, str) else file for file in use]
+            register_files(use)
         data = given.get("data", {})
         if isinstance(data, DataSection):
             data = {"name": data.name}
@@ -421,3 +439,15 @@ class Experiment(Section):
         labels = [] if self.is_reference else self.labels
         kinds = [kind for kind in REFERENCES if kind in self.reference]
         return [(each, seed) for group in (labels, kinds) for seed in self.seeds for each in group]
+
+
+def _about(key: str) -> str:
+    """What help() tells of a key: its description, or the first line of what its section is made of."""
+    field = Experiment.model_fields[key]
+    kind, *_ = get_args(field.annotation) or (field.annotation,)
+    return field.description or (kind.__doc__ or "").partition("\n")[0]
+
+
+Experiment.__doc__ = f"{Experiment.__doc__}\n" + "".join(
+    f"    {key:<18}{_about(key)}\n" for key in Experiment.model_fields
+)

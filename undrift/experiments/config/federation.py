@@ -3,20 +3,18 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from undrift.core.errors import InvalidInput
 from undrift.data.registry import Data
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.config.parts import (
-    default_loss,
-    infer_model_kwargs,
-    load_cached,
-)
+from undrift.experiments.config.parts import default_loss, infer_model_kwargs, load_cached
 from undrift.experiments.config.toml import from_dict, to_toml
 from undrift.problems.federate import federate
 from undrift.problems.model import ModelProblem
+from undrift.simulation.engines.compiled import share_programs
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,18 @@ class Federations:
     """Builds federations and keeps the last one, which the methods of a comparison share."""
 
     def __init__(self) -> None:
-        self._key: object = None
+        self._key: tuple[Any, ...] | None = None
         self._last: Federation | None = None
 
     def get(self, experiment: Experiment, seed: int) -> Federation:
         """The federation of an experiment and a seed, built unless it is that of the last call."""
-        samples = experiment.evaluation.test_samples
-        key = seed, samples, experiment.data, experiment.clients, experiment.model
-        if self._last is None or self._key != key:
+        of = experiment.evaluation.test_samples, experiment.data, experiment.clients, experiment.model
+        if self._last is None or self._key != (seed, *of):
+            before = self._last if self._key is not None and self._key[1:] == of else None
             self.clear()
-            self._key, self._last = key, federation(experiment, seed)
+            self._key, self._last = (seed, *of), federation(experiment, seed)
+            if before is not None:
+                share_programs(self._last.problem, before.problem)
         return self._last
 
     @property

@@ -10,10 +10,11 @@ from undrift.experiments.config.section import from_section
 from undrift.local.optimisers import NAMED
 from undrift.local.schedules import SCHEDULES
 from undrift.local.settings import Geometric, Local
-from undrift.simulation.engines import EngineChoice
+from undrift.simulation.engines.choice import ENGINES as IN_PROCESS
+from undrift.simulation.engines.choice import EngineChoice
 
 BY_NAME: dict[str, Mapping[str, Any]] = {"optimiser": NAMED, "schedule": SCHEDULES}
-ENGINES = ("auto", "sequential", "batched", "compiled", "ray")
+ENGINES = ("auto", *IN_PROCESS, "ray")
 DEFAULTS = {"batch": 32}  # otherwise than ud.Local's own
 
 

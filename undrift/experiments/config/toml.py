@@ -4,22 +4,20 @@ import os
 import re
 import runpy
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
 
 from undrift.core.bounds import check_file
-from undrift.core.errors import InvalidInput, first_line, shortened, unknown
+from undrift.core.errors import InvalidInput, first_line, shortened
 from undrift.experiments.config.experiment import NAMED_ALONE, Experiment
-from undrift.experiments.config.section import Section
+from undrift.experiments.config.explain import IN_PYTHON, Origin, Setting, explain, split_key
 from undrift.experiments.config.virtual import resolve_paths
 
 LARGEST_FILE = 2**24  # bytes of an experiment
-KEY = re.compile(r"[\w.\"' -]+")
 SETTING = re.compile(r"((?:[^=\"]|\"[^\"]*\")+)=(.*)", flags=re.DOTALL)
 # Keys that name something, and what of their section stays when another is named.
 NAMING: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -32,27 +30,6 @@ NAMING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("server", "kind"): (),
 }
 EMPTY = ("use", "log", "algorithms")  # left out if there is nothing in them
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A key of an experiment that was set on the command line, e.g. ("local", "lr"), 0.1, "--lr 0.1"."""
-
-    key: tuple[str, ...]
-    value: Any
-    option: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where an experiment was given, for errors: a file, and settings of the command line."""
-
-    file: str = ""
-    text: str = ""
-    settings: Sequence[Setting] = ()
-
-
-IN_PYTHON = Origin()
 
 
 def read(path: Path | str, settings: Iterable[str | Setting] = ()) -> Experiment:
@@ -71,10 +48,8 @@ def read(path: Path | str, settings: Iterable[str | Setting] = ()) -> Experiment
     if path.suffix == ".py":
         try:
             experiment = runpy.run_path(str(path)).get("experiment")
-        except ValidationError as error:
-            raise InvalidInput(_explain(error, {}, Origin(str(path)))) from None
-        except InvalidInput:
-            raise
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {error}") from error
         except Exception as error:
             raise InvalidInput(f"{path} failed: {type(error).__name__}: {first_line(error)}") from error
         if not isinstance(experiment, Experiment):
@@ -108,10 +83,9 @@ def from_dict(words: Mapping[str, Any], origin: Origin = IN_PYTHON) -> Experimen
     place = f"{origin.file}: " if origin.file else ""
     try:
         return Experiment(**words)
-    except ValidationError as error:
-        raise InvalidInput(shortened(_explain(error, words, origin))) from None
     except InvalidInput as error:
-        raise InvalidInput(shortened(f"{place}{error}")) from None
+        wrong = isinstance(error.__cause__, ValidationError) and explain(error.__cause__, Experiment, words, origin)
+        raise InvalidInput(shortened(wrong or f"{place}{error}")) from None
     except (TypeError, AttributeError, OverflowError, RecursionError) as error:  # of something that was named
         raise InvalidInput(shortened(f"{place}these words do not fit together ({first_line(error)})")) from error
 
@@ -168,146 +142,14 @@ def change(words: dict[str, Any], settings: Iterable[str | Setting]) -> list[Set
 def parse_setting(setting: str) -> Setting:
     """A setting such as "algorithm.beta=0.1"; a label with dots or signs is quoted."""
     found = SETTING.fullmatch(setting.strip())
-    if not found or not all(_split(found[1])):
+    if not found or not all(split_key(found[1])):
         raise InvalidInput(f"a setting is written key=value, e.g. algorithm.beta=0.1; got {setting!r}")
-    return Setting(tuple(_split(found[1])), value_of(found[2].strip()), f"--set {setting}")
+    return Setting(tuple(split_key(found[1])), parse_value(found[2].strip()), f"--set {setting}")
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """A value as TOML has it; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-
-
-# errors
-
-
-def _explain(error: ValidationError, words: Mapping[str, Any], origin: Origin) -> str:
-    """The first thing that is wrong: where, what was got, what is allowed."""
-    problem, *others = error.errors()
-    path = _path(problem)
-    if problem["type"] == "extra_forbidden":
-        kind = f"key of [{'.'.join(path[:-1])}]:" if path[1:] else "key"
-        message = str(unknown(kind, path[-1], _allowed(path)))
-        path = next((list(s.key) for s in origin.settings if s.key[: len(path)] == tuple(path)), path)
-    else:
-        cause = problem.get("ctx", {}).get("error")
-        if cause is None:
-            alternatives = [problem, *(other for other in others if _path(other) == path)]
-            allowed = " or ".join(dict.fromkeys(map(_what_is_allowed, alternatives)))
-            message = f"{'.'.join(path) or 'an experiment'} must be {allowed}, got {problem['input']!r}"
-        else:
-            message = str(cause)
-            section = ".".join(path[: 2 if path[:1] == ["algorithms"] else 1])
-            named = f"[{section}" in message  # already, by what was wrong inside
-            if path and isinstance(words.get(path[0]), Mapping) and not named:
-                message = f"[{section}] {message}"
-        path = _narrow(path, words, message)
-    line = _line_of(origin.text, path)
-    place = f"{origin.file}, line {line}" if line else origin.file
-    place = _option_of(origin.settings, path, message) or place
-    more = len({tuple(_path(other)) for other in others} - {tuple(_path(problem))})
-    rest = f" (and {more} more)" if more else ""
-    return f"{place}: {message}{rest}" if place else message + rest
-
-
-# What may stand where pydantic found something else, by the type of its error.
-ALLOWED = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "a word",
-    "list_type": "a list in brackets",
-    "dict_type": "a section of keys and values",
-    "model_type": "a section of keys and values",
-    "literal_error": "{expected}",
-    "byte_size": "a size, such as 2GB",
-    "byte_size_unit": "a size, such as 2GB",
-    "too_short": "a list of at least {min_length}",
-    "missing": "given",
-}
-
-
-def _what_is_allowed(problem: Any) -> str:
-    """In our words, not pydantic's."""
-    if problem["type"] in ALLOWED:
-        return ALLOWED[problem["type"]].format(**problem.get("ctx", {}))
-    return problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-
-
-def _narrow(path: list[str], words: Any, message: str) -> list[str]:
-    """The path with the key that a message is about, where it names one."""
-    if not path and (named := re.match(r"\[(\w+)\]|(\w+)\.(\w+) =", message)):
-        path = [word for word in named.groups() if word]
-    for part in path:
-        words = words.get(part, {}) if isinstance(words, Mapping) else {}
-    if not isinstance(words, Mapping):
-        return path
-    message, *_ = re.split("; did you mean|Known: ", message)  # what follows is about other keys
-    for key, value in words.items():
-        if re.search(rf"\b{re.escape(key)}\b", message) or repr(value) in message:
-            return [*path, key]
-    for key, value in words.items():  # Link: up must lie in ...
-        if isinstance(value, Mapping) and f"{key.capitalize()}: " in message:
-            inner = [word for word in value if re.search(rf"\b{re.escape(word)}\b", message)]
-            return [*path, key, *inner[:1]]
-    return path
-
-
-def _option_of(settings: Sequence[Setting], path: Sequence[str], message: str) -> str | None:
-    """The option on the command line that a message is about, if it is not about the file."""
-    for setting in reversed(settings):
-        key = setting.key
-        above = key[: len(path)] == tuple(path) and re.search(rf"\b{key[-1]}\b", message)
-        if tuple(path[: len(key)]) == key or (path and above):
-            return setting.option
-    return None
-
-
-def _path(problem: Any) -> list[str]:
-    """The keys of the place where a problem is; pydantic's names of a union's types are left out."""
-    types = re.compile(r"(int|float|list|dict|str|literal|constrained-\w+|function-\w+)(\[|$)")
-    return [str(part) for part in problem["loc"] if not types.match(str(part))]
-
-
-def _allowed(path: Sequence[str]) -> list[str]:
-    """The keys that may stand where an unknown one was found."""
-    model: type[Section] = Experiment
-    for part in path[:-1]:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        kinds = [annotation, *get_args(annotation)]  # of one that may be left out, the section
-        sections = (k for k in kinds if isinstance(k, type) and issubclass(k, Section))
-        model = next(sections, Experiment)
-    return list(model.model_fields)
-
-
-def _line_of(text: str, path: Sequence[str]) -> int | None:
-    """The line of a TOML text that sets a key, or opens its section."""
-    table: list[str] = []
-    best = (0, 0)  # how much of the path it has, line
-    for number, line in enumerate(text.splitlines(), start=1):
-        before, sign, _ = line.strip().partition("=")
-        if line.lstrip().startswith("["):
-            table = found = _split(line.strip().lstrip("[").partition("]")[0])
-        elif sign and KEY.fullmatch(before):
-            found = [*table, *_split(before)]
-        else:
-            continue
-        if found == list(path[: len(found)]) and len(found) > best[0]:
-            best = len(found), number
-    return best[1] or None
-
-
-def _split(dotted: str) -> list[str]:
-    """The parts of a key; dots within quotes are none."""
-    parts = dotted.split('"')
-    parts[::2] = [outside.replace(".", "\0") for outside in parts[::2]]
-    return [word.strip().strip("\"'") for word in '"'.join(parts).split("\0")]

@@ -12,14 +12,7 @@ from undrift.core.hyper import build_method
 from undrift.experiments.config.section import Named, from_section
 from undrift.simulation.asynchronous.availability import Always, Chance, Daily, Trace
 from undrift.simulation.asynchronous.policies import Buffer, Deadline, ServerPolicy, Synchronous
-from undrift.simulation.asynchronous.population import (
-    Dropout,
-    Link,
-    LogNormal,
-    Population,
-    Table,
-    Tiers,
-)
+from undrift.simulation.asynchronous.population import Dropout, Link, LogNormal, Population, Table, Tiers
 
 SERVERS = {"synchronous": Synchronous, "deadline": Deadline, "buffer": Buffer}
 AVAILABILITIES = {"always": Always, "chance": Chance, "daily": Daily, "trace": Trace.read}

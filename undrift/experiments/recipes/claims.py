@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import Section
 from undrift.experiments.report.costs import rounds_to_reach
-from undrift.experiments.report.curves import finite
+from undrift.experiments.report.curves import finite_or_none
 from undrift.experiments.report.load import Method, RunRecord
 from undrift.experiments.report.stats import final_quality
 from undrift.metrics.quality import higher_is_better, spread
@@ -18,7 +18,7 @@ from undrift.metrics.quality import higher_is_better, spread
 MINUS = " - "  # between the two terms of a difference
 DEVIATIONS = 2  # how many standard deviations a number may be from the published one
 
-Measure = Literal["final", "best", "rounds", "bytes", "virtual seconds", "number"]
+Measure = Literal["final", "best", "rounds", "bytes", "uplink bytes", "seconds", "virtual seconds", "number"]
 OF_QUALITY: tuple[Measure, ...] = ("final", "best")
 BySeed = Mapping[int, float]
 
@@ -27,14 +27,16 @@ class Claim(Section):
     """One claim, about numbers "run/method" that are measured in runs, or about those that a function returned.
 
     claim, published, source   what is claimed, what was printed and where, in words
-    metric, measure            of a run: its "final" quality, that of its "best" round, or the rounds, bytes or virtual
-                               seconds to a target: a quality, or a "run/method" whose final quality is meant;
+    metric, measure            of a run: its "final" quality, that of its "best" round, or the rounds, bytes, uplink bytes,
+                               seconds or virtual seconds to a target: a quality, or a "run/method" whose final quality is
+                               meant;
                                "number": what a function returned
     and one of three forms, in which a term is a "run/method" or the difference "run/a - run/b" of two:
     of, against                one term, or the difference or ratio (`by`) of two, `above` or `below` a bound
     order                      terms of which each is larger than the one before, by more than `above` (0)
     of, equals                 a term that is as published: within `within` of it and, where it was printed with a
                                standard deviation (`spread`), two standard deviations of the difference more
+    cell                       whether it is a cell of a table that others have published
     why                        a line on a claim that does not hold
     """
 
@@ -53,6 +55,7 @@ class Claim(Section):
     equals: float | None = None
     within: float | None = Field(default=None, ge=0)
     spread: float | None = Field(default=None, ge=0)
+    cell: bool = False
     why: str = ""
 
     @model_validator(mode="after")
@@ -70,7 +73,7 @@ class Claim(Section):
         if (self.equals is not None) != (self.within is not None or self.spread is not None):
             refuse("`equals` needs `within` or `spread`, and they belong to it")
         if (self.measure in (*OF_QUALITY, "number")) != (self.target is None):
-            refuse("a target belongs to rounds, bytes and virtual seconds")
+            refuse("a target belongs to rounds, bytes, seconds and virtual seconds")
         return self
 
     @property
@@ -125,7 +128,11 @@ class ClaimResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it; None is what is not finite."""
-        numbers = {"by_seed": [finite(value) for value in self.by_seed], "mean": finite(self.mean), "std": self.std}
+        numbers = {
+            "by_seed": [finite_or_none(value) for value in self.by_seed],
+            "mean": finite_or_none(self.mean),
+            "std": self.std,
+        }
         return {"claim": self.claim.claim, **numbers, "holds": self.holds}
 
 
@@ -210,9 +217,11 @@ def _cost(claim: Claim, run: RunRecord, target: float) -> float:
     if rounds is None or claim.measure == "rounds":
         return math.inf if rounds is None else float(rounds)
     at = int((run.round == rounds).argmax())
-    if claim.measure == "bytes":
-        return float(run.bytes[at])
-    clock = finite(run.virtual[at])
+    if claim.measure in ("bytes", "uplink bytes"):
+        return float(run.bytes[at] if claim.measure == "bytes" else run.bytes_up[: at + 1].sum())
+    if claim.measure == "seconds":
+        return float(run.seconds[: at + 1].sum())
+    clock = finite_or_none(run.virtual[at])
     if clock is None:
         raise InvalidInput(f"{run.name} has no virtual clock: {claim.claim!r} needs one")
     return clock

@@ -6,7 +6,14 @@ from pathlib import Path
 from undrift.core.errors import InvalidInput
 from undrift.experiments.recipes.claims import Claim, ClaimResult
 from undrift.experiments.recipes.recipe import Recipe, read_recipe
-from undrift.experiments.recipes.results import RecordedClaim, Results, check_current, count_verdicts, reproduced
+from undrift.experiments.recipes.results import (
+    VERDICTS,
+    RecordedClaim,
+    Results,
+    check_current,
+    count_verdicts,
+    reproduced,
+)
 
 BEGIN, END = "<!-- results: written by `undrift reproduce --record` -->", "<!-- end of results -->"
 PICTURE = "curves.png"
@@ -119,14 +126,19 @@ def describe_verdicts(results: Results) -> str:
 
 def render_page(recipes: Mapping[str, Path], link: str = "../recipes") -> str:
     """All recorded results as one page in Markdown; `link` is where recipes are, seen from the page."""
-    parts, total = [], {"yes": 0, "in the mean": 0, "no": 0}
+    parts, rows, summaries, cells = [], [], [], []
+    total = dict.fromkeys(VERDICTS, 0)
     for name, folder in sorted(recipes.items()):
         recipe = read_recipe(folder)
         results = check_current(folder, recipe)
-        for verdict, count in count_verdicts(results).items():
+        counts = count_verdicts(results)
+        for verdict, count in counts.items():
             total[verdict] += count
+        cells += [recorded.holds for claim in recipe.claim if claim.cell and (recorded := results.of(claim))]
         picture = f"\n![{name}]({link}/{name}/{PICTURE})\n" if (folder / PICTURE).exists() else ""
         took = format_duration(results.seconds)
+        rows.append([f"[{name}](#{name})", *(str(counts[verdict]) for verdict in VERDICTS), took])
+        summaries += [f"- **{name}.** {recipe.summary}"] if recipe.summary else []
         parts.append(
             f"## {name}\n\n{recipe.about}. {recipe.paper}. {describe_verdicts(results)}; "
             f"[setting]({link}/{name}/README.md). Runs took {took}.\n\n"
@@ -137,6 +149,10 @@ def render_page(recipes: Mapping[str, Path], link: str = "../recipes") -> str:
         "This page is written by `undrift reproduce --page FILE` from the recorded results of every recipe; no number is typed.\n"
         'A claim holds ("yes") if every seed agrees, "in the mean" if only the mean over seeds does. A published number is\n'
         "reproduced if ours is within two standard deviations of the difference, or within the bound that the claim names.\n\n"
-        f"{sum(total.values())} claims: {total['yes']} hold, {total['in the mean']} hold in the mean, {total['no']} do not.\n"
+        f"{sum(total.values())} claims: {total['yes']} hold, {total['in the mean']} hold in the mean, {total['no']} do not. "
+        f"Of {len(cells)} cells of tables that others have published, {cells.count('yes')} are reproduced; "
+        "a line beside each of the others says why not.\n\n"
+        f"{markdown_table(('recipe', *VERDICTS, 'runs took'), rows)}\n"
+        "## Which claims held, and why others did not\n\n" + "\n".join(summaries) + "\n"
     )
     return "\n".join([head, *parts])

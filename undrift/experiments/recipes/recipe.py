@@ -62,10 +62,18 @@ class RecipeRun(Section):
 
 
 class Recipe(Section):
-    """A recipe; `about` is a line for lists, `quick` has settings under which its experiments take seconds."""
+    """A recipe.
+
+    about, paper   a line for lists, and what is repeated
+    summary        what held and what did not, and why, in words, for the page of all recipes
+    data           data sets that its functions read (those of experiments are known)
+    quick          settings under which its experiments take seconds
+    """
 
     about: str
     paper: str
+    summary: str = ""
+    data: list[str] = []
     quick: dict[str, Any] = {}
     search: list[RecipeSearch] = []
     run: list[RecipeRun] = Field(min_length=1)
@@ -119,10 +127,17 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def settings_digest(folder: Path, recipe: Recipe) -> str:
-    """A digest of all that decides what comes out: searches, runs, and the files that they name."""
+    """A digest of all that decides what comes out: searches, runs, the files that they name and those that these `use`."""
     parts = recipe.model_dump(include={"search", "run"})
     text = json.dumps(parts, sort_keys=True).encode()
-    return hashlib.sha256(b"\0".join([text, *((folder / name).read_bytes() for name in recipe.files)])).hexdigest()
+    used = {used for name in recipe.files if name.endswith(".toml") for used in _used_files(folder / name)}
+    files = [*recipe.files, *sorted(used - {*recipe.files})]
+    return hashlib.sha256(b"\0".join([text, *((folder / name).read_bytes() for name in files)])).hexdigest()
+
+
+def _used_files(path: Path) -> list[str]:
+    """The Python files that an experiment runs first."""
+    return tomllib.loads(path.read_text(encoding="utf-8")).get("use", [])
 
 
 @cache

@@ -10,13 +10,14 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.config.section import Section
 from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements
 from undrift.experiments.recipes.recipe import Recipe, explain_error, settings_digest
-from undrift.experiments.report.curves import finite
+from undrift.experiments.report.curves import finite_or_none
 from undrift.experiments.report.stats import final_quality
 from undrift.experiments.runs.files import read_json, write_json
 from undrift.metrics.quality import spread
 from undrift.version import __version__
 
 RESULTS = "results.json"
+VERDICTS: tuple[str, ...] = ("yes", "in the mean", "no")
 
 
 class RecordedClaim(Section):
@@ -90,7 +91,7 @@ def _recorded_method(runs: Sequence[Any]) -> RecordedMethod:
     final: dict[str, tuple[float | None, float | None]] = {}
     for metric in runs[0].metrics:
         values = [final_quality(run, metric, last=None) for run in runs]
-        mean = finite(sum(values) / len(values))
+        mean = finite_or_none(sum(values) / len(values))
         final[metric] = mean, None if mean is None else spread(values)
     return RecordedMethod(seeds=len(runs), final=final)
 
@@ -102,7 +103,7 @@ def reproduced(result: ClaimResult, recorded: RecordedClaim | None) -> bool | No
     """
     if recorded is None:
         return None
-    mean = finite(result.mean)
+    mean = finite_or_none(result.mean)
     if mean is None or recorded.mean is None:
         return mean is recorded.mean
     slack = 2 * (recorded.std or 0.0) + 1e-6 * max(1.0, abs(recorded.mean))
@@ -120,4 +121,4 @@ def check_current(folder: Path, recipe: Recipe) -> Results:
 
 def count_verdicts(results: Results) -> Mapping[str, int]:
     """How many claims hold, hold in the mean, do not hold."""
-    return {verdict: sum(each.holds == verdict for each in results.claims) for verdict in ("yes", "in the mean", "no")}
+    return {verdict: sum(each.holds == verdict for each in results.claims) for verdict in VERDICTS}

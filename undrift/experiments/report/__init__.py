@@ -19,12 +19,4 @@ from undrift.experiments.report.stats import MethodSummary, Summary
 from undrift.experiments.report.tables import terminal_table
 from undrift.experiments.report.write import Options, summarise, write_files, write_report
 
-__all__ = [
-    "Options",
-    "MethodSummary",
-    "Summary",
-    "summarise",
-    "terminal_table",
-    "write_files",
-    "write_report",
-]
+__all__ = ["Options", "MethodSummary", "Summary", "summarise", "terminal_table", "write_files", "write_report"]

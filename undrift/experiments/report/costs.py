@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from undrift.experiments.report.curves import finite, mean_curve, mean_over_seeds
+from undrift.experiments.report.curves import finite_or_none, mean_curve, mean_over_seeds
 from undrift.experiments.report.load import Method, RunRecord
 from undrift.metrics.quality import higher_is_better
 
@@ -62,7 +62,7 @@ def cost_to_reach(method: Method, metric: str, quality: float | None) -> CostToR
     if r is None:
         return replace(total_cost(method), reached=False)
     at = np.searchsorted(curve.round, r)
-    spent = [finite(clock[at]) for clock in (curve.bytes, curve.seconds, curve.virtual)]
+    spent = [finite_or_none(clock[at]) for clock in (curve.bytes, curve.seconds, curve.virtual)]
     return CostToReach(True, r, *spent)
 
 

@@ -10,21 +10,21 @@ from undrift.experiments.report.load import Method, RunRecord
 from undrift.metrics.quality import higher_is_better
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """The number, None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
 def mean_over_seeds(method: Method, value: Callable[[RunRecord], float]) -> float | None:
     """The mean of a number over a method's runs, None if one of them is not finite."""
-    return finite(sum(float(value(run)) for run in method.runs) / len(method.runs))
+    return finite_or_none(sum(float(value(run)) for run in method.runs) / len(method.runs))
 
 
 @dataclass(frozen=True)
 class Curve:
     """A metric of a method over its evaluated rounds: mean, lowest and highest of the seeds that have the round.
 
-    bytes, seconds, virtual   by the end of the round, mean over seeds; NaN where not known
+    bytes, seconds, virtual   by the end of the round, mean over seeds; NaN where not known; bytes_up are those of clients
     common                    how many points all seeds have; later means are those of the seeds that are left
     """
 
@@ -33,6 +33,7 @@ class Curve:
     low: np.ndarray
     high: np.ndarray
     bytes: np.ndarray
+    bytes_up: np.ndarray
     seconds: np.ndarray
     virtual: np.ndarray
     common: int
@@ -57,6 +58,7 @@ def mean_curve(method: Method, metric: str, best_so_far: bool = False) -> Curve:
         low=metrics.min(0).filled(np.nan)[at],
         high=metrics.max(0).filled(np.nan)[at],
         bytes=_mean_clock([run.bytes_down + run.bytes_up for run in runs])[at],
+        bytes_up=_mean_clock([run.bytes_up for run in runs])[at],
         seconds=_mean_clock([run.seconds for run in runs])[at],
         virtual=_mean_clock([np.diff(run.virtual, prepend=0.0) for run in runs])[at],
         common=int((at < method.common).sum()),

@@ -5,13 +5,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from undrift.metrics.quality import is_share
+
 NEVER, UNKNOWN = "never", "–"
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMGT]?B\b|m?s\b|min\b|h\b))|(?<=±) ")
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is shown in percent."""
-    return "accuracy" in metric.lower()
 
 
 def format_metric(value: float | None, metric: str = "", std: float | None = None) -> str:

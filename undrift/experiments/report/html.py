@@ -13,12 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.experiments.report.format import (
-    format_metric,
-    format_settings,
-    keep_units,
-    plural,
-)
+from undrift.experiments.report.format import format_metric, format_settings, keep_units, plural
 from undrift.experiments.report.load import Records
 from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
 from undrift.experiments.report.references import client_table, list_references
@@ -35,7 +30,7 @@ DEFAULTS = {
 }  # settings not worth mentioning
 
 
-def render_page(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()) -> str:
+def render_report(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()) -> str:
     """The text of report.html."""
     script = _read("time.js") + _read("page.js")
     data, records = chart_data(s), s.records
@@ -139,6 +134,14 @@ def _engines(records: Records) -> Iterator[str]:
         yield f"engine {', '.join(filter(None, named))}"
 
 
+def _wire(records: Records) -> Iterator[str]:
+    """What happens to clients' messages, if it is the same in all experiments."""
+    for key in ("codec", "privacy"):
+        first, *others = (each.settings.get(key) for each in records.experiments)
+        if first and all(each == first for each in others):
+            yield f"{key} {format_settings(first).removeprefix('name ')}"
+
+
 def _list_facts(records: Records) -> list[str]:
     """The setting in a few words, where all experiments share it."""
     settings = records.experiments[0].settings
@@ -157,6 +160,7 @@ def _list_facts(records: Records) -> list[str]:
         plural(len(seeds), "seed"),
         plural(about["parameters"], "parameter") if about else "",
         *_local_work(records),
+        *_wire(records),
         *_engines(records),
     ]
     return [fact for fact in facts if fact]

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.runs.directory import (
-    EXPERIMENT,
-    FEDERATION,
-    VISITS,
-    RunDirectory,
-    metrics_in,
-    runs_below,
-)
+from undrift.experiments.runs.directory import EXPERIMENT, FEDERATION, VISITS, RunDirectory, metrics_in, runs_below
 from undrift.experiments.runs.files import read_json
 from undrift.experiments.runs.references import ABOUT
 
@@ -51,7 +44,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, eq=False)
-class RunTiming:
+class VirtualTiming:
     """The timing of a run in virtual time.
 
     staleness   mean over the updates of each round, NaN where there was none
@@ -97,7 +90,7 @@ class RunRecord:
     bytes_up: np.ndarray
     seconds: np.ndarray
     virtual: np.ndarray  # the virtual clock after each round
-    timing: RunTiming | None
+    timing: VirtualTiming | None
     visits: int  # of clients, over all rounds
     left_out: int  # client updates that could not be used
     finished: bool
@@ -143,7 +136,7 @@ class Method:
         return all(run.finished and run.stopped is None for run in self.runs)
 
     @cached_property
-    def timings(self) -> list[RunTiming]:
+    def timings(self) -> list[VirtualTiming]:
         """Of all its runs in virtual time, or of none."""
         known = [run.timing for run in self.runs if run.timing is not None]
         return known if len(known) == len(self.runs) else []
@@ -336,7 +329,7 @@ def _group_by_label(runs: Sequence[RunRecord]) -> tuple[Method, ...]:
 # virtual time
 
 
-def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | None:
+def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> VirtualTiming | None:
     """From the lines of metrics.jsonl and visits.jsonl; None unless every round has its timing."""
     rounds = [line["timing"] for line in lines if "timing" in line]
     if not rounds or len(rounds) < len(lines):
@@ -352,7 +345,7 @@ def read_timing(lines: Sequence[Line], visits: Sequence[Line]) -> RunTiming | No
         "chi2": _or_infinite(last["chi2"]),
         "chi2_steps": _or_infinite(last["chi2_steps"]),
     }
-    return RunTiming(
+    return VirtualTiming(
         staleness=np.array([np.mean(each) if each else np.nan for each in staleness]),
         counts=np.bincount(np.array([age for each in staleness for age in each], dtype=int)),
         totals=totals,

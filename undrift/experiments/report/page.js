@@ -115,7 +115,8 @@
       svg.append(shape("text", { x: margin.left - 8, y: y(v) + 4, "text-anchor": "end" }, text));
     }
     const [size] = chooseUnit(axis.unit, last);
-    for (const v of ticks(first / size, last / size, narrow ? 4 : 8))
+    const marks = ticks(first / size, last / size, narrow ? 4 : 8);
+    for (const v of axis.name === "rounds" ? marks.filter(Number.isInteger) : marks) // there is no round 2.5
       svg.append(shape("text", { x: x(v * size), y: height - margin.bottom + 20, "text-anchor": "middle" }, format(axis.unit, v * size, last)));
     svg.append(shape("text", { x: margin.left + inner / 2, y: height - 4, "text-anchor": "middle" }, axis.label));
     for (const m of methods) svg.append(lines(m, metric, x, y));

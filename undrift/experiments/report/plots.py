@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from undrift.experiments.report.curves import Curve, mean_curve
-from undrift.experiments.report.format import format_target, is_share
+from undrift.experiments.report.format import format_target
 from undrift.experiments.report.load import Records, RunRecord
 from undrift.experiments.report.references import list_references
 from undrift.experiments.report.stats import Summary, count_staleness
 from undrift.experiments.report.text import spell
 from undrift.experiments.report.theory import theory_charts
-from undrift.metrics.quality import higher_is_better
+from undrift.metrics.quality import higher_is_better, is_share
 
 # the colours of Okabe and Ito, which the colour-blind can tell apart; the baseline is grey
 COLOURS = ("#4a525c", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255")
@@ -50,6 +50,7 @@ class Axis:
 AXES = (
     Axis("rounds", "count", "rounds", "rounds", lambda c: c.round),
     Axis("bytes", "bytes", "bytes, down + up over all clients", "{}, down + up", lambda c: c.bytes),
+    Axis("uplink", "bytes", "bytes that clients sent", "{}, up", lambda c: c.bytes_up),
     Axis("seconds", "seconds", "seconds", "{}", lambda c: c.seconds),
     Axis("virtual", "seconds", "virtual time", "{}, virtual", lambda c: c.virtual),
 )
@@ -74,10 +75,11 @@ def assign_styles(labels: Sequence[str], baseline: str) -> dict[str, Style]:
     return {label: styles.get(label, Style(0, 0)) for label in labels}
 
 
-def list_axes(curves: Iterable[Curve]) -> list[Axis]:
-    """The axes that all curves have values for."""
-    curves = list(curves)
-    return [x for x in AXES if all(np.isfinite(x.values(curve)).any() for curve in curves)]
+def list_axes(records: Records, curves: Iterable[Curve]) -> list[Axis]:
+    """The axes that all curves have values for; uplink bytes alone where a codec makes them another story."""
+    curves, coded = list(curves), any(run.experiment.settings.get("codec") for run in records.runs)
+    known = [x for x in AXES if all(np.isfinite(x.values(curve)).any() for curve in curves)]
+    return [x for x in known if coded or x.name != "uplink"]
 
 
 def needs_log_scale(curves: Iterable[Curve], metric: str) -> bool:
@@ -100,7 +102,7 @@ def plot_curves(s: Summary, dpi: int = 110) -> bytes:
     from PIL import Image
 
     curves = {method.label: mean_curve(method, s.metric) for method in s.records.methods}
-    axes = list_axes(curves.values())
+    axes = list_axes(s.records, curves.values())
     figure = Figure(figsize=(4.1 * len(axes), 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
@@ -174,7 +176,7 @@ def chart_data(s: Summary) -> dict[str, Any]:
     records = s.records
     curves = {m.label: {x: mean_curve(m, x) for x in records.metrics} for m in records.methods}
     styles = assign_styles(list(curves), s.baseline)
-    axes = list_axes(each[s.metric] for each in curves.values())
+    axes = list_axes(records, (each[s.metric] for each in curves.values()))
     methods = []
     for method in records.methods:
         curve = curves[method.label][s.metric]

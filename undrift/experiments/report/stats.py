@@ -17,9 +17,8 @@ import numpy as np
 from undrift.core.errors import InvalidInput, setting, unknown
 from undrift.experiments.report.costs import CostToReach, cost_to_reach, rounds_to_reach, table4_cost, total_cost
 from undrift.experiments.report.curves import mean_over_seeds
-from undrift.experiments.report.format import is_share
 from undrift.experiments.report.load import Method, Records, RunRecord
-from undrift.metrics.quality import higher_is_better, spread, usual_last
+from undrift.metrics.quality import as_target, higher_is_better, is_share, spread, usual_last
 
 log = logging.getLogger("undrift")
 
@@ -223,18 +222,6 @@ def summarise_methods(
     rows = [_summarise_method(each, metric, last, base, quality, target) for each in records.methods]
     lasts = {final_rounds(run, last) for run in records.runs}
     return Summary(records, metric, lasts.pop() if len(lasts) == 1 else None, base.label, quality, target, tuple(rows))
-
-
-def as_target(target: float, metric: str) -> float | None:
-    """A target as the metric is recorded; percents of a share are understood.  None if it cannot be one.
-
-    >>> as_target(95, "accuracy"), as_target(0.95, "accuracy"), as_target(950, "accuracy"), as_target(95, "loss")
-    (0.95, 0.95, None, 95)
-    """
-    if is_share(metric) and target > 1:
-        target = target / 100
-    possible = math.isfinite(target) and (not is_share(metric) or 0 < target <= 1)
-    return target if possible else None
 
 
 def _find_baseline(records: Records, label: str | None) -> Method:

@@ -99,14 +99,10 @@ def list_columns(s: Summary) -> list[Column]:
     goal = partial(Column, group=target, show=s.target is not None, cost=lambda row: row.to_target)
     time = partial(Column, group="virtual time", table="time", show=s.timed)
 
-    def delta(
-        cost: Callable[[MethodSummary], float | None],
-    ) -> Callable[[MethodSummary], float | None]:
+    def delta(cost: Callable[[MethodSummary], float | None]) -> Callable[[MethodSummary], float | None]:
         return lambda row: s.change(row, cost)
 
-    def seconds_delta(
-        cost: Callable[[MethodSummary], float | None],
-    ) -> Callable[[MethodSummary], float | None]:
+    def seconds_delta(cost: Callable[[MethodSummary], float | None]) -> Callable[[MethodSummary], float | None]:
         long_enough = lambda row: (cost(row) or 0.0) >= SECONDS and (cost(s.base) or 0.0) >= SECONDS
         return lambda row: s.change(row, cost) if long_enough(row) and not s.same_as_baseline(row) else None
 
@@ -152,11 +148,7 @@ def list_columns(s: Summary) -> list[Column]:
         about("baseline_quality", "", lambda row: s.quality),
         about("reached", "", lambda row: row.to_baseline.reached),
         base(
-            "rounds_to_baseline",
-            "rounds",
-            lambda row: row.to_baseline.rounds,
-            format_count,
-            detail=_write_seed_rounds,
+            "rounds_to_baseline", "rounds", lambda row: row.to_baseline.rounds, format_count, detail=_write_seed_rounds
         ),
         base("bytes_to_baseline", "bytes", lambda row: row.to_baseline.bytes, format_bytes, bar=True),
         base("bytes_change", AGAINST, delta(lambda row: row.to_baseline.bytes), format_change),
@@ -204,12 +196,7 @@ def list_columns(s: Summary) -> list[Column]:
         timed("staleness", "staleness", "{:.2f}".format, lambda t: f"at most {t['max_staleness']:.0f}"),
         timed("updates", "used", format_count, lambda t: f"of {format_count(t['clients'])} clients"),
         timed("lost", "lost", format_count, lambda t: f"{100 * t['share_lost']:.1f} %"),
-        timed(
-            "waited_seconds",
-            "waited",
-            format_seconds,
-            lambda t: f"{format_seconds(t['wait'])} each",
-        ),
+        timed("waited_seconds", "waited", format_seconds, lambda t: f"{format_seconds(t['wait'])} each"),
         timed("wasted_seconds", "wasted", format_seconds),
         timed("tau_eff", "steps", "{:.2f}".format),
         timed("chi2", "χ²", _write_chi2, lambda t: f"steps: {_write_chi2(t['chi2_steps'])}"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from undrift.core.errors import InvalidInput, setting
-from undrift.experiments.report.html import render_page
+from undrift.experiments.report.html import render_report
 from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.plots import plot_curves
 from undrift.experiments.report.stats import Summary, summarise_methods
@@ -28,7 +28,7 @@ def summarise(paths: Sequence[Path], **options: Unpack[Options]) -> Summary:
     """Final quality and its cost for the runs in some directories, in numbers and sentences.
 
     baseline   what others are compared with; the experiment's if not given, else "fedavg", else the first method
-    target     a quality whose cost is told; the experiment's if not given
+    target     a quality whose cost is reported; the experiment's if not given
     metric     the accuracy if not given and recorded, else the loss
     last       how many evaluated rounds a final quality is the mean of; a tenth if not given, at most 100
     """
@@ -37,11 +37,7 @@ def summarise(paths: Sequence[Path], **options: Unpack[Options]) -> Summary:
 
 
 def write_report(
-    paths: Sequence[Path],
-    out: Path,
-    *,
-    claims: Sequence[Mapping[str, str]] = (),
-    **options: Unpack[Options],
+    paths: Sequence[Path], out: Path, *, claims: Sequence[Mapping[str, str]] = (), **options: Unpack[Options]
 ) -> Path:
     """Write report.html, curves.png, summary.csv and rounds.csv into `out`; returns the path of the page.
 
@@ -57,7 +53,7 @@ def write_files(s: Summary, out: Path, claims: Sequence[Mapping[str, str]] = ())
         "curves.png": picture,
         "summary.csv": summary_csv(s).encode(),
         "rounds.csv": rounds_csv(s.records).encode(),
-        "report.html": render_page(s, picture, claims).encode(),
+        "report.html": render_report(s, picture, claims).encode(),
     }
     try:
         Path(out).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on with the same bits.
+"""Checkpoints: everything a run needs to resume with the same bits.
 
     checkpoints/00000020.json             what the checkpoint is made of; written last, so if it is there the rest is
     checkpoints/00000020.safetensors      the server's state and the best model
@@ -209,8 +209,8 @@ class Checkpoints:
         found = {path.name.split(".")[0] for path in self.folder.glob("[0-9]*.json") if path.is_file()}
         return sorted((int(stem) for stem in found if re.fullmatch(r"\d{8,}", stem, re.ASCII)), reverse=True)
 
-    def read(self, round: int, fresh: State) -> Saved:
-        """A checkpoint, if it is whole and fits a run that begins with the state `fresh`; else Unusable."""
+    def read(self, round: int, fresh: State, clients: bool = True) -> Saved:
+        """A checkpoint, with client states or without, if it is whole and fits a run that begins with `fresh`; else Unusable."""
         record = self._record(round)
         try:
             content = self._content(f"{round:08d}.safetensors", record["bytes"], record["crc32"])
@@ -219,7 +219,7 @@ class Checkpoints:
             in_flight = from_json(record["in_flight"], content, kinds)
             past = from_json(record["pseudo_gradients"], content, kinds) if "pseudo_gradients" in record else ()
             files = [ClientFile(**file) for file in record["clients"]]
-            for file in files:
+            for file in files if clients else ():
                 rows = self._content(file.name, file.bytes, file.crc32)
                 ids = rows.pop("clients").tolist()
                 fresh.clients.scatter(ids, _record(fresh.clients, rows, len(ids)))
@@ -301,15 +301,17 @@ def _alike(found: Any, fresh: Any, x: Tensor) -> bool:
     return all(_alike(part, known.get(name), x) for name, part in (children(found) or {}).items())
 
 
-def newest(checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool]) -> Saved | None:
+def newest(
+    checkpoints: Checkpoints, fresh: Callable[[], State], usable: Callable[[Saved], bool], clients: bool = True
+) -> Saved | None:
     """The newest checkpoint that can be used; None if there is none at all.
 
-    Older ones are tried in turn, each failure is said.  If none can be used nothing is touched.
+    Older ones are tried in turn, each failure is logged.  If none can be used, nothing is changed.
     """
     reasons = []
     for round in checkpoints.rounds():
         try:
-            saved = checkpoints.read(round, fresh())
+            saved = checkpoints.read(round, fresh(), clients)
             if usable(saved):
                 checkpoints.adopt(saved)
                 return saved

@@ -6,7 +6,7 @@
     metrics.jsonl        a line a round: the same bytes whenever the run is repeated
     times.jsonl          a line a round: what the clock said
     visits.jsonl         in virtual time, the first thousand visits of clients: who did what when
-    checkpoints/         to go on from after an interruption
+    checkpoints/         to resume from after an interruption
     best.safetensors     the best model, model.safetensors the last one, by the names of its parameters
     result.json          how it ended, and checksums of what there is; only there when it did
     .NAME.copy           of experiment.toml, manifest.json, metrics.jsonl and visits.jsonl, should they be damaged
@@ -129,16 +129,13 @@ class RunDirectory:
 
 
 def create(
-    path: Path,
-    experiment: Experiment,
-    about: Mapping[str, Any],
-    federations: Federations | None = None,
+    path: Path, experiment: Experiment, about: Mapping[str, Any], federations: Federations | None = None
 ) -> RunDirectory:
     """Make a run directory; one that is there already is never touched, unless it was left half-made."""
     try:
         if path.exists() and (not path.is_dir() or _occupied(path)):
             begun = (path / EXPERIMENT).exists()
-            hint = f"`undrift resume {shlex.quote(str(path))}` goes on with it, " if begun else ""
+            hint = f"`undrift resume {shlex.quote(str(path))}` resumes it, " if begun else ""
             raise InvalidInput(f"{path} exists and is not empty: {hint}--out chooses another place")
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
@@ -262,7 +259,7 @@ def _time_line(round: int, seconds: float | None) -> dict[str, Any]:
 
 
 def times_until(path: Path, round: int) -> Lines:
-    """times.jsonl to go on with after a round: whatever happened to it, it has a line for every round before."""
+    """times.jsonl to continue after a round: whatever happened to it, it has a line for every round before."""
     known = read_times(path) if round else {}
     content = b"".join(json_line(_time_line(each, known.get(each))) for each in range(1, round + 1))
     write_aside(path, content)

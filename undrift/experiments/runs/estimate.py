@@ -35,7 +35,7 @@ from undrift.simulation.client_states import half_of_memory
 ENOUGH_SECONDS, ENOUGH_ROUNDS = 1.0, 8  # of usual rounds
 AT_MOST_SECONDS = 4.0  # of them, if they are slow
 LOOKED_AT = 500  # rounds whose steps are counted
-STEPS_LOOKED_AT = 100  # rounds whose steps are told
+STEPS_LOOKED_AT = 100  # rounds whose steps are reported
 MARK = "timing "  # what else is printed comes from a user's file
 REPORT = 0.6  # a report takes about this part of what it takes to start a process
 
@@ -62,14 +62,14 @@ class RunTiming:
     bytes: float
 
 
-def estimate(
+def estimate_seconds(
     experiment: Experiment, timings: Mapping[str, RunTiming], jobs: int, before: float = 0.0
 ) -> dict[str, float]:
     """The seconds of a whole experiment by what they are spent on, `jobs` runs at a time after `before` of preparation.
 
     >>> e = Experiment(algorithm={"name": "fedavg"}, rounds=10, seeds=3)
     >>> timing = RunTiming(start=2.0, compiler=4.0, setup=1.0, compiling=3.0, round=0.5, evaluation=0.1, bytes=1e6)
-    >>> estimate(e, {"fedavg": timing}, jobs=2)  # two runs one after another, and one beside them
+    >>> estimate_seconds(e, {"fedavg": timing}, jobs=2)  # two runs one after another, and one beside them
     {'start': 2.0, 'setup': 2.0, 'compiling': 10.0, 'rounds': 10.0, 'evaluation': 2.0, 'report': 1.2}
     """
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
@@ -146,7 +146,7 @@ def _mean(timings: Sequence[RunTiming]) -> RunTiming:
 # in the processes that measure
 
 
-def measure(path: Path, start: float, jobs: int, federations: Federations) -> RunTiming:
+def measure_run(path: Path, start: float, jobs: int, federations: Federations) -> RunTiming:
     """Play some rounds of the run of a directory, and time them."""
     began = perf_counter()
     experiment = open_directory(path).experiment()
@@ -256,7 +256,7 @@ def main(jobs: str, *paths: str) -> None:
     start = time() - psutil.Process().create_time()
     federations = Federations()
     for path in paths:
-        timing = measure(Path(path), start, int(jobs), federations)
+        timing = measure_run(Path(path), start, int(jobs), federations)
         print(f"{MARK}{json.dumps(asdict(timing))}", flush=True)
 
 

@@ -201,7 +201,7 @@ def write_json(path: Path, content: Any, copy: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; what is wrong with it is said."""
+    """The content of a JSON file; raises Damaged with the reason if it is not what was written."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -40,12 +40,7 @@ class Wandb:
         if not kept.exists():
             kept.write_text(uuid4().hex[:12])
         self._run = wandb.init(  # a resumed run is the same run there
-            project="undrift",
-            name=name,
-            dir=str(folder),
-            config=config,
-            id=kept.read_text(),
-            resume="allow",
+            project="undrift", name=name, dir=str(folder), config=config, id=kept.read_text(), resume="allow"
         )
 
     def add(self, round: int, values: dict[str, float]) -> None:

@@ -99,14 +99,7 @@ class _Kept:
 class _Record:
     """What has been recorded so far."""
 
-    def __init__(
-        self,
-        folder: Path,
-        checkpoints: Checkpoints,
-        saved: Saved | None,
-        fresh: State,
-        timed: bool,
-    ):
+    def __init__(self, folder: Path, checkpoints: Checkpoints, saved: Saved | None, fresh: State, timed: bool):
         self.folder, self.checkpoints = folder, checkpoints
         marks = saved.marks if saved else {}
         names = (METRICS, VISITS) if timed else (METRICS,)
@@ -168,7 +161,7 @@ def _recorded_by(folder: Path, saved: Saved) -> bool:
 
 
 def _lines(path: Path, mark: dict[str, int] | None) -> Lines:
-    """A file to go on with: as it was when it was marked, from its copy if need be."""
+    """The file to append to: as it was when it was marked, from its copy if need be."""
     if mark is None:
         return Lines(path, copy=True)
     if not holds(path, mark):

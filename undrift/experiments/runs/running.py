@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, Federations
 from undrift.experiments.config.toml import Setting, with_settings
@@ -33,6 +33,7 @@ from undrift.experiments.runs.files import Damaged, hold, read_json, write_json
 from undrift.experiments.runs.loggers import Logs
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.experiments.runs.references import begin_with_best, is_fine_tuned, reference_run
+from undrift.metrics.quality import as_target
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.checks import fit_to_run
 from undrift.simulation.client_states import half_of_memory
@@ -100,6 +101,13 @@ def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
             f"participation.per_round = {per_round} (--per-round) is more than there are clients, {N}: "
             'ask for at most so many, or for all of them with scheme = "everyone" (--everyone)'
         )
+    task = built.problem.task
+    if experiment.target is not None and task is not None and "test" in experiment.evaluation.metrics:
+        if as_target(experiment.target, task.usual[0]) is None:
+            raise InvalidInput(
+                f"{setting(f'target = {experiment.target:g}', target=f'{experiment.target:g}')} cannot be reached: {task.usual[0]} is a share such as 0.9, or "
+                "percent such as 90"
+            )
     for label in experiment.labels:
         run = prepare(config_of(experiment.single(label, seed), built))
         first = label == experiment.labels[0]
@@ -182,10 +190,7 @@ def _with_workers(engine: str | EngineChoice, workers: int) -> EngineChoice:
     shards = engine.shards
     if shards is not None and workers > shards:
         log.warning(
-            "%d shards for %d workers in place of %d: sums are rounded otherwise from here on",
-            workers,
-            workers,
-            shards,
+            "%d shards for %d workers in place of %d: sums are rounded otherwise from here on", workers, workers, shards
         )
         shards = workers
     return replace(engine, workers=workers, shards=shards)
@@ -199,8 +204,11 @@ def members(directory: RunDirectory) -> list[Path]:
     return [directory.path / label / f"seed-{seed}" for label, seed in runs]
 
 
-def run_experiment(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
-    """Do what is left to do of an experiment; `jobs` runs at a time, each in a process of its own if more than one."""
+def run_experiment(directory: RunDirectory, jobs: int = 1, workers: "Sequence[Worker]" = ()) -> Iterator[Update]:
+    """Do what is left to do of an experiment; `jobs` runs at a time, each in a process of its own if more than one.
+
+    `workers`: processes for it that have been started before, by `start_workers`.
+    """
     with hold(directory.path):
         experiment, runs = directory.experiment(), [directory]
         if len(paths := members(directory)) > 1:
@@ -212,16 +220,15 @@ def run_experiment(directory: RunDirectory, jobs: int = 1) -> Iterator[Update]:
             some = [run for run in runs if is_fine_tuned(run.path) is group]
             if group and some:
                 some = begin_with_best(directory.path, experiment, some)
-            yield from _run_all(directory, [run for run in some if run.result() is None], jobs, experiment.threads)
-
-
-def _run_all(directory: RunDirectory, left: Sequence[RunDirectory], jobs: int, threads: int | None) -> Iterator[Update]:
-    if jobs > 1 and len(left) > 1:
-        directory.federations.clear()  # workers build their own
-        yield from _in_processes([run.path for run in left], min(jobs, len(left)), threads)
-        return
-    for run in left:
-        yield from run_one(run, run.path == directory.path, federations=directory.federations)
+            left = [run for run in some if run.result() is None]
+            if jobs > 1 and len(left) > 1:
+                directory.federations.clear()  # workers build their own
+                workers = workers or start_workers(min(jobs, len(left)), experiment.threads)
+                yield from _in_processes([run.path for run in left], workers)
+                workers = ()
+            else:
+                for run in left:
+                    yield from run_one(run, run.path == directory.path, federations=directory.federations)
 
 
 def _open_member(path: Path, experiment: Experiment) -> RunDirectory:
@@ -233,10 +240,7 @@ def _open_member(path: Path, experiment: Experiment) -> RunDirectory:
 
 
 def run_one(
-    directory: RunDirectory,
-    held_already: bool = False,
-    at_a_time: int = 1,
-    federations: Federations | None = None,
+    directory: RunDirectory, held_already: bool = False, at_a_time: int = 1, federations: Federations | None = None
 ) -> Iterator[Update]:
     """Begin or resume the run of a directory; `at_a_time` such runs share the machine's memory."""
     path = directory.path
@@ -303,7 +307,7 @@ def _check_data(directory: RunDirectory, built: Federation) -> None:
 
 
 @dataclass
-class _Worker:
+class Worker:
     """A process that executes one run after another."""
 
     process: subprocess.Popen[str]
@@ -316,7 +320,7 @@ class _Worker:
             self.process.stdin.write(f"{word}\n")
             self.process.stdin.flush()
 
-    def listen(self, news: "Queue[tuple[_Worker, dict[str, Any] | None]]") -> None:
+    def listen(self, news: "Queue[tuple[Worker, dict[str, Any] | None]]") -> None:
         assert self.process.stdout is not None
         try:
             for line in self.process.stdout:
@@ -327,10 +331,9 @@ class _Worker:
             news.put((self, None))
 
 
-def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iterator[Update]:
+def _in_processes(paths: Sequence[Path], workers: Sequence[Worker]) -> Iterator[Update]:
     """Deal runs to worker processes; their news arrive as lines of JSON."""
-    news: Queue[tuple[_Worker, dict[str, Any] | None]] = Queue()
-    workers = [_Worker(_start_worker(threads or 1, jobs)) for _ in range(jobs)]
+    news: Queue[tuple[Worker, dict[str, Any] | None]] = Queue()
     for worker in workers:
         threading.Thread(target=worker.listen, args=(news,), daemon=True).start()
     waiting = list(paths)
@@ -352,7 +355,12 @@ def _in_processes(paths: Sequence[Path], jobs: int, threads: int | None) -> Iter
                 _hand_over(worker, waiting)
             yield update
     finally:
-        _stop(workers)
+        stop_workers(workers)
+
+
+def start_workers(jobs: int, threads: int | None) -> list[Worker]:
+    """Processes for so many runs at a time; they take seconds until they are ready, and end when this process does."""
+    return [Worker(_start_worker(threads or 1, jobs)) for _ in range(jobs)]
 
 
 def _start_worker(threads: int, jobs: int) -> subprocess.Popen[str]:
@@ -366,14 +374,14 @@ def _start_worker(threads: int, jobs: int) -> subprocess.Popen[str]:
     )
 
 
-def _hand_over(worker: _Worker, waiting: list[Path]) -> None:
+def _hand_over(worker: Worker, waiting: list[Path]) -> None:
     """Give a worker its next run, if there is one."""
     worker.run = waiting.pop(0) if waiting else None
     if worker.run is not None:
         worker.tell(str(worker.run))
 
 
-def _stop(workers: Sequence[_Worker]) -> None:
+def stop_workers(workers: Sequence[Worker]) -> None:
     """End workers: those that are at a run finish its round and write a checkpoint, those that have not begun are killed."""
     for worker in workers:
         if worker.ready:

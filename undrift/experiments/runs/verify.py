@@ -37,7 +37,7 @@ from undrift.experiments.runs.files import (
 
 log = logging.getLogger("undrift")
 
-RESUME = "`undrift resume` mends it"
+RESUME = "`undrift resume` repairs it"
 
 
 @dataclass(frozen=True)

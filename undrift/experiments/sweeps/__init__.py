@@ -16,20 +16,6 @@ from undrift.experiments.sweeps.sweeping import (
 from undrift.experiments.sweeps.trial import Outcome, TrialDone
 
 __all__ = [
-    "SPACES",
-    "SweepResult",
-    "Outcome",
-    "Plan",
-    "Range",
-    "SpaceRow",
-    "Space",
-    "Sweep",
-    "TrialDone",
-    "best_experiment",
-    "continue_sweep",
-    "read_results",
-    "open_sweep",
-    "plan_sweep",
-    "run_sweep",
-    "space_of",
-]
+    "best_experiment", "continue_sweep", "open_sweep", "Outcome", "Plan", "plan_sweep", "Range", "read_results",
+    "run_sweep", "Space", "space_of", "SpaceRow", "SPACES", "Sweep", "SweepResult", "TrialDone",
+]  # fmt: skip

@@ -4,21 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from zlib import crc32
 
 import numpy as np
 
 from undrift.core.errors import InvalidInput, setting, unknown
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 from undrift.experiments.config.experiment import Experiment
-from undrift.experiments.sweeps.space import (
-    Candidates,
-    HyperValue,
-    Range,
-    Space,
-    SpaceRow,
-    check_choices,
-    size_of,
-)
+from undrift.experiments.sweeps.space import Candidates, HyperValue, Range, Space, SpaceRow, check_choices, size_of
 from undrift.metrics.quality import usual_last
 
 SAMPLERS = ("grid", "random", "tpe")
@@ -39,22 +32,18 @@ class Plan:
     """
 
     space: Space
-    trials: int | None = None
-    seeds: int | None = None
+    trials: int | None = hyper(default=None, within="[1, inf)")
+    seeds: int | None = hyper(default=None, within="[1, inf)")
     sampler: str = "grid"
-    validate: float = 0.1
+    validate: float = hyper(default=0.1, within="[0, 1)")
     prune: bool | None = None
-    last: int | None = None
-    seed: int = 0
+    last: int | None = hyper(default=None, within="[1, inf)")
+    seed: int = hyper(default=0, within=f"[0, {2**32})")
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
             raise unknown(setting("sampler", sampler=...), str(self.sampler), SAMPLERS)
-        check_value("sweep", "trials", self.trials, int, None, within="[1, inf)")
-        check_value("sweep", "seeds", self.seeds, int, None, within="[1, inf)")
-        check_value("sweep", "validate", self.validate, float, within="[0, 1)")
-        check_value("sweep", "last", self.last, int, None, within="[1, inf)")
-        check_value("sweep", "seed", self.seed, int, within=f"[0, {2**32})")
+        check_fields(self, "sweep")
 
     @property
     def pruning(self) -> bool:
@@ -122,17 +111,25 @@ def _search(
 
 
 def _evenly(points: Sequence[dict[str, HyperValue]], count: int, seed: int) -> list[dict[str, HyperValue]]:
-    """Some points of a grid, none twice, drawn so that every value of a parameter is there about as often.
+    """Some points of a grid, none twice, in which every value of a parameter comes about as often.
+
+    Methods are only compared fairly if they try the same step sizes, so the order of a parameter's values follows from its
+    name alone, and the first parameter, the step size, goes through them in that order.
 
     >>> grid = [{"lr": lr, "beta": beta} for lr in (0.1, 0.3, 1.0) for beta in (0.5, 0.9)]
-    >>> sorted(point["lr"] for point in _evenly(grid, 3, seed=0))
-    [0.1, 0.3, 1.0]
+    >>> [point["lr"] for point in _evenly(grid, 3, seed=0)] == [
+    ...     point["lr"] for point in _evenly([{"lr": lr} for lr in (0.1, 0.3, 1.0)], 3, seed=0)
+    ... ]
+    True
     """
-    left = [points[number] for number in np.random.default_rng(seed).permutation(len(points))]
-    used: Counter[tuple[str, HyperValue]] = Counter()
-    chosen = []
+    rank: dict[tuple[str, HyperValue], int] = {}
+    for name in points[0]:
+        values = list(dict.fromkeys(point[name] for point in points))
+        order = np.random.default_rng([seed, crc32(name.encode())]).permutation(len(values))
+        rank |= {(name, values[number]): place for place, number in enumerate(order)}
+    left, used, chosen = list(points), Counter[tuple[str, HyperValue]](), []
     for _ in range(count):
-        point = min(left, key=lambda point: sum(used[item] for item in point.items()))  # the first of equals
+        point = min(left, key=lambda point: [part for item in point.items() for part in (used[item], rank[item])])
         left.remove(point)
         used.update(point.items())
         chosen.append(point)

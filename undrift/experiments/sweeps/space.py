@@ -114,7 +114,7 @@ def size_of(choices: Mapping[str, Candidates]) -> int | None:
 
 
 def read_space(path: Path) -> Space:
-    """A space of one's own, from a file such as
+    """A custom space, from a file such as
 
     [common]
     local.lr = [0.01, 0.1, 1.0]
@@ -142,23 +142,13 @@ def space_from_dict(words: Mapping[str, Any], name: str) -> Space:
     common, rows = words.get("common", {}), words.get("method", [])
     if not isinstance(common, dict) or not isinstance(rows, list):
         raise InvalidInput("a space has one [common] and any number of [[method]] tables")
-    return Space(
-        words.get("name", name),
-        words.get("about", ""),
-        dict(_choices(common)),
-        tuple(map(_row, rows)),
-    )
+    return Space(words.get("name", name), words.get("about", ""), dict(_choices(common)), tuple(map(_row, rows)))
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
     """The words of a space; `space_from` makes it again."""
     rows = [{"name": r.method, **({"when": dict(r.when)} if r.when else {}), **_plain(r.choices)} for r in space.rows]
-    return {
-        "name": space.name,
-        "about": space.about,
-        "common": _plain(space.common),
-        "method": rows,
-    }
+    return {"name": space.name, "about": space.about, "common": _plain(space.common), "method": rows}
 
 
 def _row(words: Any) -> SpaceRow:

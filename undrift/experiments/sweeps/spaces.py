@@ -33,14 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.errors import setting, unknown
-from undrift.experiments.sweeps.space import (
-    UNDAMPENED,
-    Candidates,
-    Range,
-    Space,
-    SpaceRow,
-    read_space,
-)
+from undrift.experiments.sweeps.space import UNDAMPENED, Candidates, Range, Space, SpaceRow, read_space
 
 # Table 7 as it is printed: a row a method and parameter, a column a data set and model.
 
@@ -48,12 +41,7 @@ THREE, TWO, FOUR = (1.0, 0.5, 0.1), (1.0, 0.1), (1.0, 0.5, 0.3, 0.1)
 SMALL, SMALL_TWO = (0.1, 0.05, 0.01), (0.1, 0.01)
 STEPS = (THREE, TWO, THREE, THREE)  # eta of most methods
 LOCAL = (SMALL, SMALL_TWO, THREE, FOUR)  # eta_l of most methods
-ALPHA = (
-    (0.1, 0.01, 0.001),
-    (0.1, 0.01, 0.001),
-    (0.1, 0.009, 0.001),
-    (0.1, 0.009, 0.001),
-)
+ALPHA = ((0.1, 0.01, 0.001), (0.1, 0.01, 0.001), (0.1, 0.009, 0.001), (0.1, 0.009, 0.001))
 MOM_STEPS = (THREE, FOUR, THREE, THREE)
 MOM_LOCAL = (SMALL, (0.1, 0.05, 0.03, 0.01), THREE, FOUR)
 TAU = ((5, 10, 20, 40),) * 4
@@ -75,23 +63,13 @@ TABLE_7: dict[str, dict[str, tuple[Any, ...]]] = {
     "fedprox": {
         "server_lr": STEPS,
         "local.lr": LOCAL,
-        "mu": (
-            (0.1, 0.01, 0.001),
-            (0.1, 0.01, 0.001),
-            (0.1, 0.01, 0.001, 0.0001),
-            (0.1, 0.01, 0.001, 0.0001),
-        ),
+        "mu": ((0.1, 0.01, 0.001), (0.1, 0.01, 0.001), (0.1, 0.01, 0.001, 0.0001), (0.1, 0.01, 0.001, 0.0001)),
     },
     "scaffold": {"eta_g": STEPS, "local.lr": LOCAL},
     "feddyn": {"local.lr": LOCAL, "alpha": ALPHA},
     "adabest": {"local.lr": (SMALL, SMALL, THREE, FOUR), "mu": ALPHA},
     "mime": {"server_lr": STEPS, "local.lr": LOCAL},
-    "fedavgm": {
-        "eta": STEPS,
-        "local.lr": LOCAL,
-        "beta": ((0.99, 0.9),) * 4,
-        "dampened": ((False,),) * 4,
-    },
+    "fedavgm": {"eta": STEPS, "local.lr": LOCAL, "beta": ((0.99, 0.9),) * 4, "dampened": ((False,),) * 4},
     "mime opt=sgdm": {
         "server_lr": MOM_STEPS,
         UNDAMPENED: MOM_LOCAL,
@@ -107,12 +85,7 @@ TABLE_7: dict[str, dict[str, tuple[Any, ...]]] = {
         "local.lr": (THREE, THREE, THREE, None),
         "alpha": ((0.05, 0.1, 0.5), (0.05, 0.1, 0.5), (0.05, 0.1, 0.5), None),
     },
-    "ghbm": {
-        "eta": STEPS,
-        "local.lr": (THREE, THREE, THREE, FOUR),
-        "beta": ((0.9,),) * 4,
-        "tau": TAU,
-    },
+    "ghbm": {"eta": STEPS, "local.lr": (THREE, THREE, THREE, FOUR), "beta": ((0.9,),) * 4, "tau": TAU},
     "fedhbm": {"eta": STEPS, "local.lr": LOCAL, "beta": ((1.0, 0.99, 0.9),) * 4},
 }
 
@@ -163,17 +136,7 @@ MOMENTUM = Space(
     "Cheng et al. 2024, appendix D.1",
     common={"local.lr": (0.005, 0.01, 0.05, 0.1, 0.5), "local.weight_decay": (1e-4,)},
     rows=_rows(
-        {
-            name: BETA
-            for name in (
-                "fedavg-m",
-                "scaffold-m",
-                "fedavg-m-vr",
-                "scaffold-m-vr",
-                "mb-storm",
-                "ce-lsgd",
-            )
-        }
+        {name: BETA for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr", "scaffold-m-vr", "mb-storm", "ce-lsgd")}
         | {"fedcm": {"alpha": BETA["beta"]}}
     ),
 )
@@ -201,54 +164,38 @@ FEDNOVA = Space(
     rows=_rows({"fedprox": {"mu": MU}, "fednova": {"mu": (0.0, *MU)}}),
 )
 
-LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
-FRESH = (0.1, 0.2, 0.5)  # weight of the fresh gradient
-MOMENTA = (0.5, 0.9, 0.95)  # of the old average
-QUICK = Space(
-    "quick",
-    "a first look: local.lr, and the method's own momentum",
-    common={"local.lr": LRS},
-    rows=_rows(
-        {name: {"beta": FRESH} for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr")}
-        | {name: {"beta": FRESH} for name in ("scaffold-m-vr", "mb-storm", "ce-lsgd")}
-        | {name: {"beta": MOMENTA} for name in ("fedgm", "fedavgm", "fednag")}
-        | {name: {"beta": MOMENTA} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
-        | {name: {"tau": (5, 10, 20)} for name in ("ghbm", "ghbm-server", "ghbm-theory")}
-        | {name: {"beta": (0.5, 0.9, 1.0)} for name in ("local-ghbm", "fedhbm")}
-        | {name: {"eta": (0.01, 0.03, 0.1)} for name in ("fedadam", "fedyogi", "fedadagrad")}
-        | {
-            "fedcm": {"alpha": FRESH},
-            "stem": {"a": FRESH},
-            "fedprox": {"mu": (0.001, 0.01, 0.1)},
-            "feddyn": {"alpha": (0.01, 0.1, 1.0)},
-        }
-    ),
+# What is a method's own in the spaces for any method: methods, the parameter, and its values in quick and in search.
+FRESH, FRESH_RANGE = (0.1, 0.2, 0.5), Range(0.02, 1.0, log=True)  # weight of the fresh gradient
+KEPT, KEPT_RANGE = (0.5, 0.9, 0.95), Range(0.3, 0.99)  # of the old average
+WINDOW, WINDOW_RANGE = (5, 10, 20), Range(2, 40, log=True, whole=True)  # in rounds
+OWN: tuple[tuple[str, str, Candidates, Candidates], ...] = (
+    ("fedavg-m scaffold-m fedavg-m-vr scaffold-m-vr mb-storm ce-lsgd", "beta", FRESH, FRESH_RANGE),
+    ("fedgm fedavgm fednag mime:opt=sgdm mimelite:opt=sgdm adabest", "beta", KEPT, KEPT_RANGE),
+    ("ghbm ghbm-server ghbm-theory", "tau", WINDOW, WINDOW_RANGE),
+    ("local-ghbm fedhbm", "beta", (0.5, 0.9, 1.0), Range(0.3, 1.0)),
+    ("fedadam fedyogi fedadagrad", "eta", (0.01, 0.03, 0.1), Range(0.001, 1.0, log=True)),
+    ("fedcm", "alpha", FRESH, FRESH_RANGE),
+    ("stem", "a", FRESH, FRESH_RANGE),
+    ("fedprox", "mu", (0.001, 0.01, 0.1), Range(0.0001, 1.0, log=True)),
+    ("feddyn", "alpha", (0.01, 0.1, 1.0), Range(0.001, 1.0, log=True)),
 )
 
+
+def _own(search: bool) -> tuple[SpaceRow, ...]:
+    each = ((name, key, wide if search else few) for names, key, few, wide in OWN for name in names.split())
+    return tuple(_row(name.replace(":", " "), {key: values}) for name, key, values in each)
+
+
+LRS = (0.01, 0.03, 0.1, 0.3, 1.0)
+QUICK = Space("quick", "a first look: local.lr, and the method's own momentum", {"local.lr": LRS}, _own(search=False))
 CHOOSE = replace(
     QUICK, name="choose", about="what `undrift choose` tries: quick with larger steps", common={"local.lr": (*LRS, 3.0)}
 )
-
-FRESH_RANGE, KEPT_RANGE = Range(0.02, 1.0, log=True), Range(0.3, 0.99)
 SEARCH = Space(
     "search",
     "wide ranges of local.lr and the method's own momentum, for random and tpe",
-    common={"local.lr": Range(0.001, 3.0, log=True)},
-    rows=_rows(
-        {name: {"beta": FRESH_RANGE} for name in ("fedavg-m", "scaffold-m", "fedavg-m-vr")}
-        | {name: {"beta": FRESH_RANGE} for name in ("scaffold-m-vr", "mb-storm", "ce-lsgd")}
-        | {name: {"beta": KEPT_RANGE} for name in ("fedgm", "fedavgm", "fednag")}
-        | {name: {"beta": KEPT_RANGE} for name in ("mime opt=sgdm", "mimelite opt=sgdm", "adabest")}
-        | {name: {"beta": Range(0.3, 1.0)} for name in ("local-ghbm", "fedhbm")}
-        | {name: {"tau": Range(2, 40, log=True, whole=True)} for name in ("ghbm", "ghbm-server", "ghbm-theory")}
-        | {name: {"eta": Range(0.001, 1.0, log=True)} for name in ("fedadam", "fedyogi", "fedadagrad")}
-        | {
-            "fedcm": {"alpha": FRESH_RANGE},
-            "stem": {"a": FRESH_RANGE},
-            "fedprox": {"mu": Range(0.0001, 1.0, log=True)},
-            "feddyn": {"alpha": Range(0.001, 1.0, log=True)},
-        }
-    ),
+    {"local.lr": Range(0.001, 3.0, log=True)},
+    _own(search=True),
 )
 
 SPACES: dict[str, Space] = {
@@ -258,12 +205,7 @@ SPACES: dict[str, Space] = {
         _large_images("ghbm-mobilenet", "MobileNetV2 on GLDv2", (0.01, 0.1)),
         _large_images("ghbm-inaturalist", "MobileNetV2 on iNaturalist", (0.01, 0.1), wide=True),
         _large_images("ghbm-vit", "ViT-B/16", (0.03, 0.01)),
-        MOMENTUM,
-        FEDGM,
-        FEDNOVA,
-        QUICK,
-        CHOOSE,
-        SEARCH,
+        *(MOMENTUM, FEDGM, FEDNOVA, QUICK, CHOOSE, SEARCH),
     )
 }
 

@@ -120,12 +120,7 @@ class Asked:
     def tell(self, ended: Outcome, words: dict[str, Any]) -> TrialDone:
         """Write how it ended."""
         states = self.store.optuna.trial.TrialState
-        kept = {
-            "state": ended.state,
-            "qualities": list(ended.qualities),
-            "reason": ended.reason,
-            "words": words,
-        }
+        kept = {"state": ended.state, "qualities": list(ended.qualities), "reason": ended.reason, "words": words}
         for key, value in kept.items():
             self.trial.set_user_attr(key, value)
         if ended.state == "done":

@@ -100,7 +100,7 @@ def plan_sweep(experiment: Experiment, plan: Plan, make: Callable[[int], Federat
 
 
 def run_sweep(experiment: Experiment, plan: Plan, directory: Path) -> Iterator[TrialDone]:
-    """Do what is left to do of a sweep; every trial is told when it has ended.
+    """Run the remaining trials of a sweep; yields each when it has ended.
 
     Stopped at any moment, by any means, and called again, it finds what an uninterrupted sweep would have.
     """
@@ -154,10 +154,7 @@ def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, i
     size = max(1, RUNS_PER_BATCH // len(sweep.problems))
     begin = number // size * size
     experiments = [
-        with_methods(
-            sweep.experiment,
-            {search.label: method_words(sweep.experiment, search.label, point)},
-        )
+        with_methods(sweep.experiment, {search.label: method_words(sweep.experiment, search.label, point)})
         for point in search.points[begin : begin + size]
     ]
     found = run_trials(experiments, sweep.problems, sweep.metric, sweep.last)

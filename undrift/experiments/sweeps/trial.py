@@ -1,8 +1,10 @@
 """One trial: a method with certain parameters, run with every seed."""
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -52,10 +54,7 @@ def group_curves(experiment: Experiment, problems: Mapping[int, ModelProblem]) -
 
 
 def run_trials(
-    experiments: Sequence[Experiment],
-    problems: Mapping[int, ModelProblem],
-    metric: str,
-    last: int,
+    experiments: Sequence[Experiment], problems: Mapping[int, ModelProblem], metric: str, last: int
 ) -> list[Outcome]:
     """How several trials end, all of them and all seeds as one computation where that can be."""
     runs = [run for experiment in experiments for run in _runs(experiment, problems)]
@@ -88,8 +87,25 @@ def _runs(experiment: Experiment, problems: Mapping[int, ModelProblem]) -> list[
     return [config_of(experiment.single(label, seed), Federation(problem, {})) for seed, problem in problems.items()]
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Clients that are left out are no news in a trial: that a step size is too large is what it is to find out."""
+    log = logging.getLogger("undrift.clients")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def _side_by_side(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     """The rounds of runs; an item a run, its round or why it has ended."""
+    with _without_warnings():
+        yield from _playing(runs)
+
+
+def _playing(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     first = runs[0]
     if first.timed or first.codec is not None or first.privacy is not None:  # which one computation does not have
         alone = [to_the_end(prepare(run).play()) for run in runs]
@@ -119,11 +135,7 @@ def _evaluated(each: Sequence[Played]) -> Iterator[tuple[int, list[Metrics]]]:
 
 
 def judge_trial(
-    evaluated: Iterator[tuple[int, list[Metrics]]],
-    metric: str,
-    last: int,
-    watcher: Watcher | None,
-    every: int = 1,
+    evaluated: Iterator[tuple[int, list[Metrics]]], metric: str, last: int, watcher: Watcher | None, every: int = 1
 ) -> Outcome:
     """Follow a trial to its end, or until it is hopeless."""
     seen: deque[list[float]] = deque(maxlen=last)

@@ -25,20 +25,9 @@ def with_held_out(problem: ModelProblem, fraction: float, seed: int) -> ModelPro
         )
     mine = [problem.parts.of(client) for client in range(problem.N)]
     which = torch.as_tensor(np.flatnonzero(held))
-    return ModelProblem(
-        problem.flat,
-        problem.loss,
-        problem.X,
-        problem.Y,
-        ClientIndices.from_lists([samples[~held[samples]] for samples in mine]),
-        (take(problem.X, which), take(problem.Y, which)),
-        problem.weights,
-        problem.prepare,
-        problem.augment,
-        problem.default_metrics,
-        None,
-        problem.task and problem.task.name,
-    )
+    parts = ClientIndices.from_lists([samples[~held[samples]] for samples in mine])
+    test = take(problem.X, which), take(problem.Y, which)
+    return problem.with_parts(parts, test, problem.weights, problem.default_metrics)
 
 
 def _chosen(problem: ModelProblem, fraction: float, seed: int) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""Virtual time: clients take as long as they take, are away or vanish, and the server steps when its policy says so.
+"""Virtual time: clients take time, are unavailable or drop out, and the server steps when its policy says so.
 
 The other engines visit clients; this one decides when.  A visit's whole course (when it begins, ends, arrives or is lost)
 follows from its key when it is dispatched, and its Down is fixed then too, so the work itself can be done at any moment
 before it is needed.
 
     population.py          devices, links and dropouts: system heterogeneity
-    availability.py        when clients are there
+    availability.py        when clients are available
     policies.py            when the server steps: Synchronous, Deadline, Buffer
     events.py              the run: which transport, from which state
     async_state.py         visits in flight: the live state, and its snapshot as tensors

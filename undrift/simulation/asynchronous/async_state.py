@@ -20,7 +20,7 @@ from undrift.simulation.asynchronous.population import Device, Population
 
 ARRIVES, BEFORE, AFTER, LEFT, LATE = "arrives", "lost before", "lost after", "left", "late"
 FATES = (ARRIVES, BEFORE, AFTER, LEFT, LATE)  # stored by number: append, never renumber
-OUT = "still out"  # when the run ended; nothing that lies ahead of it is told
+OUT = "still out"  # when the run ended: its future is not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class Visit:
     def arrives(self) -> bool:
         return self.fate == ARRIVES
 
-    def broken_off(self, end: float) -> "Visit":
+    def cancelled(self, end: float) -> "Visit":
         """The same visit, late, until this moment at most."""
         begins, ends, returns = (min(moment, end) for moment in (self.begins, self.ends, self.returns))
         return replace(self, fate=LATE, begins=begins, ends=ends, returns=returns)
 
 
-def course(
+def visit_timeline(
     population: Population,
     device: Device,
     seed: int,
@@ -73,7 +73,7 @@ def course(
 
     `until` is when the client leaves.  A loss is noticed when it happens: the connection breaks.
     """
-    factor, vanishes_before, vanishes_after = population.luck(seed, client, visit)
+    factor, vanishes_before, vanishes_after = population.draw_visit(seed, client, visit)
     a_step = device.pace * population.work * factor
     if population.budget is not None and a_step > 0:
         steps = max(1, min(steps, math.floor(population.budget / a_step * (1 + 1e-12))))
@@ -117,10 +117,10 @@ class Tally:
         self._undo: tuple[dict[int, tuple[int, int, float, float] | None], Any, int] | None = None
 
     def mark(self) -> None:
-        """Remember this moment, to go `back` to."""
+        """Remember this moment, which `rollback` restores."""
         self._undo = ({}, self.sums, self.used)
 
-    def back(self) -> None:
+    def rollback(self) -> None:
         assert self._undo is not None
         rows, self.sums, self.used = self._undo
         for client, row in rows.items():
@@ -186,7 +186,7 @@ class AsyncState:
             return heappop(self.out)[2]
         return None
 
-    def break_off(self, late: Callable[[Visit], bool]) -> list[Visit]:
+    def cancel(self, late: Callable[[Visit], bool]) -> list[Visit]:
         """Stop the visits that are late, out or in the buffer."""
         found = [v for v in (*self.buffer, *(v for _, _, v in self.out)) if late(v)]
         if found:
@@ -203,13 +203,13 @@ class AsyncState:
             del self.downs[version]
 
     def mark(self) -> Any:
-        """A moment to go `back` to: visits never change, so short lists are all there is to copy."""
+        """What `rollback` restores: visits never change, so short lists are all there is to copy."""
         self.tally.mark()
         return (self.time, self.wake, self.cohorts, self.taken, self.dispatches, list(self.out), list(self.buffer),
                 dict(self.downs), set(self.busy))  # fmt: skip
 
-    def back(self, mark: Any) -> None:
-        self.tally.back()
+    def rollback(self, mark: Any) -> None:
+        self.tally.rollback()
         (self.time, self.wake, self.cohorts, self.taken, self.dispatches, self.out, self.buffer, self.downs,
          self.busy) = mark  # fmt: skip
 
@@ -269,13 +269,7 @@ def still_out(state: AsyncState | AsyncSnapshot | None) -> list[Visit]:
         return []
     live = state if isinstance(state, AsyncState) else AsyncState.restored(state, None)
     return [
-        replace(
-            v,
-            fate=OUT,
-            begins=min(v.begins, live.time),
-            ends=min(v.ends, live.time),
-            returns=live.time,
-        )
+        replace(v, fate=OUT, begins=min(v.begins, live.time), ends=min(v.ends, live.time), returns=live.time)
         for _, _, v in sorted(live.out)
     ]
 

@@ -1,4 +1,4 @@
-"""When clients can be reached: always, by chance, by the hour of the day, or as a trace tells.
+"""When clients are available: always, by chance, by the hour of the day, or by a trace.
 
 An availability answers one question, with no memory: which is the first interval of presence of a client that ends after
 a given moment?  It contains the moment if the client is there, and begins later if it is away.
@@ -14,10 +14,10 @@ from functools import cached_property
 from io import StringIO
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from undrift.core.errors import InvalidInput, first_line
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 from undrift.core.rng import Key, Purpose, stream
 from undrift.data.store import read_text
 
@@ -29,8 +29,9 @@ HOUR, DAY = 3600.0, 86400.0
 SLOTS_PER_STREAM = 64  # slots that one stream of random numbers decides
 
 
+@runtime_checkable
 class Availability(Protocol):
-    """Anything with these two methods says when clients can be reached."""
+    """When clients are available: anything with these two methods."""
 
     def check(self, N: int) -> None: ...
     def window(self, seed: int, client: int, time: float) -> Window: ...
@@ -56,13 +57,10 @@ class Chance:
     True
     """
 
-    q: float
-    every: float = HOUR
+    q: float = hyper(within="[0.001, 0.999]", among=(1,))
+    every: float = hyper(default=HOUR, within="(0, inf)")
 
-    def __post_init__(self) -> None:
-        if self.q != 1:
-            check_value("Chance", "q", self.q, float, within="[0.001, 0.999]")  # or exactly 1
-        check_value("Chance", "every", self.every, float, within="(0, inf)")
+    __post_init__ = check_fields
 
     def check(self, N: int) -> None:
         pass
@@ -95,13 +93,12 @@ class Daily:
     (79200.0, 108000.0)
     """
 
-    begin: float
-    end: float
-    spread: float = 0.0
+    begin: float = hyper(within="[0, 24]")
+    end: float = hyper(within="[0, 24]")
+    spread: float = hyper(default=0.0, within="[0, 24]")
 
     def __post_init__(self) -> None:
-        for name in ("begin", "end", "spread"):
-            check_value("Daily", name, vars(self)[name], float, within="[0, 24]")
+        check_fields(self)
         if (self.end - self.begin) % 24 == 0:
             raise InvalidInput(
                 f"Daily: from {self.begin} to {self.end} is all day or no time: use Always() or other hours"

@@ -1,4 +1,4 @@
-"""A server step whenever a buffer is full, while other clients go on with their work (ud.Buffer).
+"""A server step whenever a buffer is full, while other clients keep working (ud.Buffer).
 
 The loop is the same in virtual time and on real nodes; who works and when answers come is up to an `AsyncTransport`.
 """

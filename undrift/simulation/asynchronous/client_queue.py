@@ -1,4 +1,4 @@
-"""Who is asked next: the cohorts that participation draws, one client after another, passing over who is busy or away."""
+"""Which client is dispatched next: the cohorts that participation draws, in order, without clients that are busy or unavailable."""
 
 import math
 from typing import NamedTuple

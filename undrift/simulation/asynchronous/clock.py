@@ -1,4 +1,4 @@
-"""Sending clients out in virtual time, and keeping account of what becomes of them."""
+"""Dispatching clients in virtual time, and accounting for their visits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from undrift.core.algorithm import Exchange
 from undrift.core.errors import Deserted
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
-from undrift.simulation.asynchronous.async_state import AsyncState, Timing, Visit, course
+from undrift.simulation.asynchronous.async_state import AsyncState, Timing, Visit, visit_timeline
 from undrift.simulation.asynchronous.client_queue import ClientQueue
 from undrift.simulation.asynchronous.population import Device, Population
 from undrift.simulation.client_states import ClientStates
@@ -38,7 +38,7 @@ class VirtualClock:
         self.ended, self.used, self._mark = [], [], self.live.mark()
 
     def rollback(self) -> None:
-        self.live.back(self._mark)
+        self.live.rollback(self._mark)
         self.begin_round()
 
     def send(
@@ -51,21 +51,13 @@ class VirtualClock:
         sizes: tuple[int, int],
         until: float,
     ) -> Visit:
-        """Send a client out, with a message of so many bytes, to answer with so many, before it leaves."""
+        """Dispatch a client: bytes down and up are `sizes`, `until` is when it becomes unavailable."""
         live = self.live
         number = live.tally.visits(client)
         live.tally.dispatched(client)
         live.dispatches += 1
-        steps, fate, *moments = course(
-            population,
-            self._device(client),
-            self.plan.seed,
-            client,
-            number,
-            steps,
-            live.time,
-            *sizes,
-            until,
+        steps, fate, *moments = visit_timeline(
+            population, self._device(client), self.plan.seed, client, number, steps, live.time, *sizes, until
         )
         order = live.dispatches
         return Visit(client, number, version, steps, order, fate, weight, live.time, *moments)

@@ -48,12 +48,7 @@ def inner_engine(engine: str | EngineChoice, population: Population, problem: Pr
 
 
 def play_events(
-    plan: RunPlan,
-    population: Population,
-    policy: ServerPolicy,
-    state: State,
-    evaluator: Evaluator,
-    last: int,
+    plan: RunPlan, population: Population, policy: ServerPolicy, state: State, evaluator: Evaluator, last: int
 ) -> Iterator[Round]:
     """A round for every step of the server."""
     live = _live_state(plan, state)

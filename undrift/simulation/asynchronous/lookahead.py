@@ -128,7 +128,7 @@ class Lookahead:
 
 
 def _rows(record: Any, count: int) -> list[AnswerRow]:
-    """Each client's part of an answer; all of it where it has not a row a client, which is then found out."""
+    """Each client's part of an answer; all of it where it does not have a row per client, which aggregation reports."""
     whole = tensors(record)
     if not whole or any(t.dim() == 0 or len(t) != count for t in whole):
         return [(record, whole)] * count

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,10 @@ class Deadline:
     server waits for so many of them.
     """
 
-    seconds: float
-    minimum: int = 1
+    seconds: float = hyper(within="(0, inf)")
+    minimum: int = hyper(default=1, within="[0, inf)")
 
-    def __post_init__(self) -> None:
-        check_value("Deadline", "seconds", self.seconds, float, within="(0, inf)")
-        check_value("Deadline", "minimum", self.minimum, int, within="[0, inf)")
+    __post_init__ = check_fields
 
     def check(self, N: int) -> None:
         if self.minimum > N:
@@ -45,14 +43,11 @@ class Buffer:
     asked again.
     """
 
-    size: int
-    concurrency: int | None = None  # as many as the buffer holds
-    max_staleness: int | None = None  # any
+    size: int = hyper(within="[1, inf)")
+    concurrency: int | None = hyper(default=None, within="[1, inf)")  # as many as the buffer holds
+    max_staleness: int | None = hyper(default=None, within="[0, inf)")  # any
 
-    def __post_init__(self) -> None:
-        check_value("Buffer", "size", self.size, int, within="[1, inf)")
-        check_value("Buffer", "concurrency", self.concurrency, int, None, within="[1, inf)")
-        check_value("Buffer", "max_staleness", self.max_staleness, int | None, None, within="[0, inf)")
+    __post_init__ = check_fields
 
     @property
     def at_work(self) -> int:

@@ -1,4 +1,4 @@
-"""What clients are like: how fast they compute, how they are connected, when they are there, how often they vanish.
+"""System heterogeneity: how fast clients compute, their links, when they are available, how often they drop out.
 
 Nothing is stored by client: what belongs to one is drawn from (seed, client), and what belongs to one of its visits from
 (seed, client, visit).  A population of a million clients takes no more memory than one of ten.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, check_value, hyper
 from undrift.core.rng import Key, Purpose, stream
 from undrift.simulation.asynchronous.availability import Always, Availability
 
@@ -28,12 +28,10 @@ class LogNormal:
     2.0
     """
 
-    median: float
-    sigma: float
+    median: float = hyper(within="(0, inf)")
+    sigma: float = hyper(within="[0, inf)")
 
-    def __post_init__(self) -> None:
-        check_value("LogNormal", "median", self.median, float, within="(0, inf)")
-        check_value("LogNormal", "sigma", self.sigma, float, within="[0, inf)")
+    __post_init__ = check_fields
 
     def of(self, client: int, z: float, u: float) -> float:
         return self.median * math.exp(self.sigma * z)
@@ -131,7 +129,7 @@ def _check(kind: str, name: str, value: Any, within: str) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """The way between server and client.
+    """The network link between server and client.
 
     latency   seconds a message takes each way besides its bytes
     down      bytes a second to the client, None = no limit
@@ -151,23 +149,21 @@ class Link:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Probabilities that a client vanishes.
+    """Probabilities that a client drops out.
 
     before   it begins to work
     after    the work, so that its answer is lost
     """
 
-    before: float = 0.0
-    after: float = 0.0
+    before: float = hyper(default=0.0, within="[0, 1)")
+    after: float = hyper(default=0.0, within="[0, 1)")
 
-    def __post_init__(self) -> None:
-        for name in ("before", "after"):
-            check_value("Dropout", name, vars(self)[name], float, within="[0, 1)")
+    __post_init__ = check_fields
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one client is like."""
+    """The device of one client."""
 
     pace: float
     latency: float
@@ -177,12 +173,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Population:
-    """How clients differ as machines.
+    """System heterogeneity: how clients differ as devices.
 
     pace          seconds a local step takes (more exactly: a unit of `work`)
     link          latency and bandwidth
     availability  when they can be reached; one that leaves takes its work with it
-    dropout       how often they vanish
+    dropout       how often they drop out of a round
     jitter        a visit's pace is the client's own times exp(jitter * z), drawn by visit
     work          of a local step, in the unit that `pace` is for: 1 if that is a step
     budget        seconds of computing a visit has: a client makes as many of its steps (ud.Local) as fit, at least one
@@ -197,20 +193,18 @@ class Population:
     link: Link = Link()
     availability: Availability = Always()
     dropout: Dropout = Dropout()
-    jitter: float = 0.0
-    work: float = 1.0
-    budget: float | None = None
+    jitter: float = hyper(default=0.0, within="[0, inf)")
+    work: float = hyper(default=1.0, within="(0, inf)")
+    budget: float | None = hyper(default=None, within="(0, inf)")
 
     def __post_init__(self) -> None:
         _check("Population", "pace", self.pace, "[0, inf)")
-        check_value("Population", "jitter", self.jitter, float, within="[0, inf)")
-        check_value("Population", "work", self.work, float, within="(0, inf)")
-        check_value("Population", "budget", self.budget, float, None, within="(0, inf)")
+        check_fields(self)
         for name, kind in (("link", Link), ("dropout", Dropout)):
             if not isinstance(vars(self)[name], kind):
                 example = f"ud.{kind.__name__}(...)"
                 raise InvalidInput(f"Population: {name} must be {example}, got {vars(self)[name]!r}")
-        if isinstance(self.availability, type) or not hasattr(self.availability, "window"):
+        if isinstance(self.availability, type) or not isinstance(self.availability, Availability):
             raise InvalidInput(
                 f"Population: availability must be ud.Always(), Chance, Daily or Trace, got {self.availability!r}"
             )
@@ -235,13 +229,13 @@ class Population:
         return any(isinstance(value, LogNormal | Tiers) for value in self._values.values())
 
     @cached_property
-    def _lucky(self) -> bool:
+    def _visits_differ(self) -> bool:
         """Whether visits differ by chance."""
         return self.jitter > 0 or self.dropout != Dropout()
 
     @property
     def instant(self) -> bool:
-        """Whether nothing takes any time."""
+        """Whether computing and communication take no time."""
         return self.pace == 0 and self.link == Link()
 
     @property
@@ -250,7 +244,7 @@ class Population:
         return isinstance(self.availability, Always) and self.dropout == Dropout()
 
     def device(self, seed: int, client: int) -> Device:
-        """What a client is like; the same whenever it is asked."""
+        """The device of a client; a function of (seed, client)."""
         z, u = (0.0,) * 4, 0.0
         if self._drawn:
             random = stream(Purpose.DEVICE, Key(seed, 0), client)
@@ -258,9 +252,9 @@ class Population:
         found = [_of(value, client, z[j], u) for j, value in enumerate(self._values.values())]
         return Device(*found)
 
-    def luck(self, seed: int, client: int, visit: int) -> tuple[float, bool, bool]:
-        """Of one visit: the factor of its pace, and whether the client vanishes before or after the work."""
-        if not self._lucky:
+    def draw_visit(self, seed: int, client: int, visit: int) -> tuple[float, bool, bool]:
+        """Of one visit: the factor of its pace, and whether the client drops out before or after the work."""
+        if not self._visits_differ:
             return 1.0, False, False
         random = stream(Purpose.VISIT, Key(seed, visit), client)
         factor = math.exp(self.jitter * float(random.standard_normal()))

@@ -4,8 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from undrift.core.algorithm import Exchange
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
@@ -16,20 +14,19 @@ from undrift.simulation.asynchronous.clock import VirtualClock
 from undrift.simulation.asynchronous.lookahead import Lookahead
 from undrift.simulation.asynchronous.policies import Buffer, Synchronous
 from undrift.simulation.asynchronous.virtual_transport import VirtualTransport
-from undrift.simulation.client_states import StagedStates
 from undrift.simulation.driver import PlayedRound, play_exchanges
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw
 from undrift.simulation.results import Round
-from undrift.simulation.transport import pseudo_gradient_of_everyone
+from undrift.simulation.transport import InProcess
 
 
-class VirtualBuffer:
+class VirtualBuffer(InProcess):
     """Clients at work, and a buffer of updates: an `AsyncTransport`."""
 
     def __init__(self, clock: VirtualClock, policy: Buffer, started: bool):
-        self.clock, self.plan, self.policy, self.started = clock, clock.plan, policy, started
-        self.staged = StagedStates(clock.clients)
+        super().__init__(clock.plan, clock.clients)
+        self.clock, self.policy, self.started = clock, policy, started
         self.lookahead = Lookahead(clock.plan, clock.live, clock.clients)
 
     def initialise(self, server: Any) -> PlayedRound | None:
@@ -48,10 +45,10 @@ class VirtualBuffer:
         while (visit := live.returned()) is not None:
             self.clock.ended.append(visit)
             (live.buffer if visit.arrives else gone).append(visit)
-        late = live.break_off(lambda v: self.policy.is_late(t - 1 - v.version))
+        late = live.cancel(lambda v: self.policy.is_late(t - 1 - v.version))
         came = sum(v.returns <= live.time for v in late)  # whole, though in vain
         bytes_up = came * self._answer_bytes(t, late[0]) if came else 0
-        self.clock.ended += [v.broken_off(live.time) for v in late]
+        self.clock.ended += [v.cancelled(live.time) for v in late]
         self.lookahead.forget(v.client for v in late)
         if gone or late:
             live.release([*gone, *late])
@@ -130,24 +127,15 @@ class VirtualBuffer:
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         raise RuntimeError("a buffered server has no cohorts")
 
-    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
-        return pseudo_gradient_of_everyone(self.plan, exchange, server, self.clock.clients, key)
-
-    def apply(self) -> None:
-        self.staged.apply()
-
     def commit(self, t: int) -> None:
-        self.staged.commit()
-        self.clock.clients.round, self.started = t, True
+        super().commit(t)
+        self.started = True
 
     def rollback(self) -> None:
-        self.staged.rollback()
+        super().rollback()
         self.clock.rollback()
 
     def complete(self, r: Round) -> Round:
         timing = self.clock.timing(r.round)
         self.clock.begin_round()
         return replace(r, time=self.clock.live.time, timing=timing)
-
-    def close(self) -> None:
-        pass

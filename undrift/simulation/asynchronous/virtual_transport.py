@@ -4,8 +4,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from undrift.core.algorithm import Exchange
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
@@ -15,19 +13,18 @@ from undrift.simulation.asynchronous.availability import Always
 from undrift.simulation.asynchronous.clock import VirtualClock
 from undrift.simulation.asynchronous.policies import Deadline, ServerPolicy
 from undrift.simulation.asynchronous.population import Dropout
-from undrift.simulation.client_states import StagedStates
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw, Fixed
 from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, pseudo_gradient_of_everyone, visit_clients
+from undrift.simulation.transport import NOBODY, InProcess, visit_clients
 
 
-class VirtualTransport:
+class VirtualTransport(InProcess):
     """Clients that take time; nothing is in flight between two rounds."""
 
     def __init__(self, clock: VirtualClock, policy: ServerPolicy):
-        self.clock, self.plan, self.policy = clock, clock.plan, policy
-        self.staged = StagedStates(clock.clients)
+        super().__init__(clock.plan, clock.clients)
+        self.clock, self.policy = clock, policy
         self.until: dict[int, float] = {}  # when the round's clients leave
         # Of the cohort, whatever single clients or all of them did besides: what the round's account is made of.
         self._used: list[Visit] = []
@@ -57,7 +54,7 @@ class VirtualTransport:
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         plan = self.plan
         participants = plan.participants(exchange, draw, key)
-        if not participants.count_for_something:
+        if not participants.have_weight:
             return NOBODY
         down = send(exchange, server, key.round)
         visits = self._send_out(exchange, down, participants, key)
@@ -71,9 +68,6 @@ class VirtualTransport:
         if key.round > 0 and (exchange.to == "cohort" or not self._used):
             self._used, self._left_out = came, reply.traffic.left_out
         return replace(reply, traffic=sent + reply.traffic, lost=lost)
-
-    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
-        return pseudo_gradient_of_everyone(self.plan, exchange, server, self.clock.clients, key)
 
     def _send_out(self, exchange: Exchange, down: Any, participants: Participants, key: Key) -> list[Visit]:
         clock, until = self.clock, self.until
@@ -96,19 +90,12 @@ class VirtualTransport:
             arrivals = sorted(v.returns for v in visits if v.arrives)
             least = arrivals[: self.policy.minimum][-1:]
             end = min(end, max([live.time + self.policy.seconds, *least]))
-        over = [v if v.returns <= end else v.broken_off(end) for v in visits]
+        over = [v if v.returns <= end else v.cancelled(end) for v in visits]
         self.clock.ended += over
         live.time = end
         return [v for v in over if v.arrives]
 
-    def _reply(
-        self,
-        exchange: Exchange,
-        down: Any,
-        participants: Participants,
-        came: list[Visit],
-        key: Key,
-    ) -> Reply:
+    def _reply(self, exchange: Exchange, down: Any, participants: Participants, came: list[Visit], key: Key) -> Reply:
         plan, share = self.plan, dict(zip(participants.clients, participants.share, strict=True))
         present = Participants(
             clients=[v.client for v in came],
@@ -120,17 +107,13 @@ class VirtualTransport:
         self.staged.stage(part.states)
         return reply_of(part, present, plan.problem, plan.solver(key.round), key)
 
-    def apply(self) -> None:
-        self.staged.apply()
-
     def commit(self, t: int) -> None:
-        self.staged.commit()
-        self.clock.clients.round = t
+        super().commit(t)
         self.clock.account(self._used, self._left_out, {})
         self._used, self._left_out = [], ()
 
     def rollback(self) -> None:
-        self.staged.rollback()
+        super().rollback()
         self.clock.rollback()
         self._used, self._left_out = [], ()
 
@@ -139,6 +122,3 @@ class VirtualTransport:
         clients, timing = tuple(v.client for v in clock.used), clock.timing(r.round)
         clock.begin_round()
         return replace(r, clients=clients, time=clock.live.time, timing=timing)
-
-    def close(self) -> None:
-        pass

@@ -144,7 +144,7 @@ class Batch:
     def _state(self, r: int, t: int) -> State:
         s, c = divmod(r, self.width)
         clients: Any = SharedStates(self.clients[s], self.initial[r], c)
-        return State(t, row_of(self.servers, r), clients, None, tuple(way[r].clone() for way in self.past))
+        return State(t, row_of(self.servers, r), clients, None, tuple(delta[r].clone() for delta in self.past))
 
     def _round(self, t: int) -> Callable[[], list[tuple[int, Round]]]:
         """Play round t of all runs, and look at it when it is called; nothing has happened if it raises."""

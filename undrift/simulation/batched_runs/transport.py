@@ -102,7 +102,7 @@ class BatchedTransport:
             for plan, own in zip(self.plans, draws, strict=True)
         ]
         sizes = {len(participants.clients) for participants in each}
-        if len(sizes) > 1 or not all(p.count_for_something for p in each):
+        if len(sizes) > 1 or not all(p.have_weight for p in each):
             raise NotBatchable("cohorts differ in size from seed to seed")
         S = sizes.pop()
         down = exchange.send(server)
@@ -123,7 +123,7 @@ class BatchedTransport:
         weights = torch.tensor([p.share for p in each], dtype=torch.float64)
         weights = weights / weights.sum(1, keepdim=True)
         self._solver(key.round)
-        return self._visit_all(exchange.send(server), each, key, weights, Observe(way=True))[3].way
+        return self._visit_all(exchange.send(server), each, key, weights, Observe(delta=True))[3].delta
 
     def _visit_all(
         self, down: Any, each: Sequence[Participants], key: Key, weights: Tensor, observe: Observe | None
@@ -154,7 +154,7 @@ class BatchedTransport:
             return found.flatten(0, 1)
 
         drift = 0.0 if seen.drift is None else of_runs(seen.drift, torch.ones_like(weights))[:, 0]
-        return LocalSums(drift, way=None if seen.way is None else of_runs(seen.way, weights))
+        return LocalSums(drift, delta=None if seen.delta is None else of_runs(seen.delta, weights))
 
     def _visit(
         self,

@@ -10,15 +10,18 @@
 What is done with results (decoding, checks, sums, bytes) is the same for all: see `simulation/aggregation.py`.
 """
 
+import warnings
+from typing import Any
+
 from undrift.simulation.engines.batched import batched
-from undrift.simulation.engines.choice import EngineChoice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose_engine
 from undrift.simulation.engines.compiled import compiled, compiled_one_by_one
 from undrift.simulation.engines.memory import keep_freed_memory
 from undrift.simulation.engines.request import Engine, Request
 from undrift.simulation.engines.row_check import CHECKED_ROUNDS, checked
 from undrift.simulation.engines.sequential import sequential, threaded
 
-__all__ = ["EngineChoice", "Engine", "Request", "choose", "engine_of"]
+__all__ = ["EngineChoice", "Engine", "Request", "choose_engine", "engine_of"]
 
 
 def engine_of(choice: EngineChoice, round: int) -> Engine:
@@ -32,3 +35,10 @@ def engine_of(choice: EngineChoice, round: int) -> Engine:
     compiles = choice.compiles(round)
     engine = compiled if compiles else batched
     return checked(engine, rows=not compiles) if round <= CHECKED_ROUNDS else engine
+
+
+def __getattr__(name: str) -> Any:
+    if name != "choose":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("engines.choose is now engines.choose_engine", DeprecationWarning, stacklevel=2)
+    return choose_engine

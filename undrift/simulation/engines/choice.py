@@ -11,7 +11,7 @@ import torch
 
 from undrift.compiler import untested_torch
 from undrift.core.errors import InvalidInput, unknown
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_fields, hyper
 from undrift.core.rng import Key
 from undrift.local import Local
 from undrift.local.parameters import initial_of
@@ -26,12 +26,12 @@ CHUNK_BYTES = 256 * 2**20  # what one chunk of clients may take on a processor
 VECTORS_PER_CLIENT = 8  # model, gradient, state and temporaries, by rule of thumb
 
 # How long a gradient takes uncompiled, by rule of thumb (docs/speed.md): a fixed part, and its operations.
-STEP_SECONDS = 1e-3
-FLOPS_PER_CORE = 2.5e10
+STEP_SECONDS = 5e-4
+FLOPS_PER_CORE = 6e10
 # What compiling the visits of a method takes: 4 to 5 s, the first time on a machine 7 to 10, the next time 2.
 COMPILING_SECONDS = 5.0
 # What compiling saves of a round, as a part of the time that its gradients take: in chunks, and of one client.
-SAVED, SAVED_ONE_BY_ONE = 0.8, 0.1
+SAVED, SAVED_ONE_BY_ONE = 0.55, 0.1
 MOST_WORKERS = 4096
 
 
@@ -52,19 +52,16 @@ class EngineChoice:
     """
 
     engine: str
-    chunk: int = 1
-    workers: int | None = None
-    since: int = 1
-    shards: int | None = None
+    chunk: int = hyper(default=1, within="[1, inf)")
+    workers: int | None = hyper(default=None, within=f"[1, {MOST_WORKERS}]")
+    since: int = hyper(default=1, within="[1, inf)")
+    shards: int | None = hyper(default=None, within=f"[1, {16 * MOST_WORKERS}]")
     inside: str | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in (*ENGINES, "ray"):
             raise unknown("engine", str(self.engine), [*ENGINES, "auto", "events", "ray"])
-        check_value("run", "chunk", self.chunk, int, within="[1, inf)")
-        check_value("run", "workers", self.workers, int, None, within=f"[1, {MOST_WORKERS}]")
-        check_value("run", "since", self.since, int, within="[1, inf)")
-        check_value("run", "shards", self.shards, int, None, within=f"[1, {16 * MOST_WORKERS}]")
+        check_fields(self, "run")
         if self.engine == "ray":
             return self._check_ray()
         if self.workers is not None and not self.one_by_one:
@@ -122,7 +119,7 @@ class EngineChoice:
         return f"clients in chunks of {self.chunk}{how or ', batched'}"
 
 
-def choose(
+def choose_engine(
     problem: Problem,
     *,
     rounds: int,
@@ -141,7 +138,7 @@ def choose(
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
-    >>> choose(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
+    >>> choose_engine(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
     EngineChoice(engine='batched', chunk=3, workers=None, since=1, shards=None, inside=None)
     """
     if isinstance(engine, EngineChoice):
@@ -277,7 +274,7 @@ def explain(
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
     >>> run = {"rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=2)}
-    >>> explain(choose(problem, **run), problem, **run)
+    >>> explain(choose_engine(problem, **run), problem, **run)
     'clients are computed together; too short to repay compiling'
     """
     if engine != "auto":

@@ -24,6 +24,7 @@ from undrift.core.algorithm import Algorithm
 from undrift.core.errors import first_line
 from undrift.core.records import map_tensors, rebuild, tensors
 from undrift.core.work import Work
+from undrift.problems.model import ModelProblem
 from undrift.simulation.aggregation import ClientResults
 from undrift.simulation.engines.batched import chunks, visit_chunk
 from undrift.simulation.engines.request import Engine, Request
@@ -227,3 +228,9 @@ PROGRAMS: WeakKeyDictionary[Any, Programs] = WeakKeyDictionary()
 def programs_of(problem: Any) -> Programs:
     """The compiled visits of a problem, shared by all its runs."""
     return PROGRAMS.setdefault(problem, Programs())
+
+
+def share_programs(problem: ModelProblem, like: ModelProblem) -> None:
+    """Let a problem use what was captured and compiled for another, which differs in partition and first model only."""
+    if not (problem.flat.frozen() or problem.flat.buffers()):  # which programs may hold
+        problem.captured, PROGRAMS[problem] = like.captured, programs_of(like)

@@ -46,7 +46,7 @@ class Request:
         return map_tensors(lambda t: t.expand(len(clients), *t.shape), self.down)
 
     def work(self, clients: Sequence[int], single: bool, problem: Problem | None = None) -> Work:
-        """What these clients are lent."""
+        """The Work of these clients."""
         steps = [self._steps[i] for i in clients]
         path = None if self.observe is None else LocalPath(self.observe, steps)
         rounds = self.rounds(clients)

@@ -86,7 +86,7 @@ def compare_with_alone(found: Any, alone: Callable[[Noise], Any]) -> Difference 
     if [t.shape for t in a] != [t.shape for t in b]:
         return Difference(f"its answer has another shape in a cohort than alone. {ADVICE}", [])
     if not all(bool(t.isfinite().all()) for t in (*a, *b)):
-        return None  # which is found out, and said, where answers are added up
+        return None  # which aggregation reports
     if same_up_to_rounding(a, b, b):
         return None
     if not all(map(torch.equal, b, tensors(alone(lambda t: t)))):

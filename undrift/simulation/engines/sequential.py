@@ -57,7 +57,7 @@ def in_threads(
         waiting: deque[Future[ClientResults]] = deque()
         for i in request.participants.clients:
             waiting.append(pool.submit(visited, i, request.states.gather([i])))
-            if len(waiting) > 2 * workers:  # results are not heaped up
+            if len(waiting) > 2 * workers:  # bounds the results in memory
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -22,15 +22,7 @@ from undrift.compiler.inductor import fake_mode
 from undrift.core.algorithm import Algorithm, exchanges_of
 from undrift.core.batched_scalar import BatchedScalar, is_zero
 from undrift.core.optimiser import HeavyBall
-from undrift.core.records import (
-    children,
-    fits,
-    form_of,
-    map_leaves,
-    map_tensors,
-    rebuild,
-    tensors,
-)
+from undrift.core.records import children, fits, form_of, map_leaves, map_tensors, rebuild, tensors
 from undrift.core.rng import Distribution, Purpose, draw_numbers
 from undrift.core.work import Ones, Solver, Work
 from undrift.local.optimiser_state import LocalWithOptimiser

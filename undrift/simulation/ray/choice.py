@@ -9,7 +9,7 @@ from undrift.simulation.engines.choice import (
     EngineChoice,
     check_possible,
     checked_for_torch,
-    choose,
+    choose_engine,
     cohort_size,
 )
 from undrift.simulation.participation import Participation
@@ -17,13 +17,7 @@ from undrift.simulation.ray.cluster import cpus
 
 
 def choose_on_ray(
-    problem: Problem,
-    asked: EngineChoice,
-    chunk: int | None,
-    *,
-    rounds: int,
-    participation: Participation,
-    local: Local,
+    problem: Problem, asked: EngineChoice, chunk: int | None, *, rounds: int, participation: Participation, local: Local
 ) -> EngineChoice:
     """What was asked for, and the rest: a worker for every processor, a shard for every worker.
 
@@ -47,7 +41,7 @@ def choose_on_ray(
         check_possible(asked.inside, problem)
         return checked_for_torch(replace(asked, workers=workers, shards=shards))
     chunk = chunk or (asked.chunk if asked.chunk > 1 else None)
-    inner = choose(problem, rounds=rounds, participation=participation, local=local, chunk=chunk)
+    inner = choose_engine(problem, rounds=rounds, participation=participation, local=local, chunk=chunk)
     if inner.engine == "compiled" and not inner.one_by_one and chunk is None:
         # Chunks are filled up, so they should be full.
         inner = replace(inner, chunk=-(-cohort_size(problem, participation) // shards))

@@ -1,7 +1,9 @@
 """The cluster that a run uses."""
 
 import os
+import secrets
 import socket
+import sys
 from typing import Any
 
 from undrift.core.errors import InvalidInput
@@ -12,15 +14,19 @@ ANSWERS = 10.0  # seconds within which a cluster should
 def connect() -> Any:
     """Ray, connected: as this process is already, to the cluster at RAY_ADDRESS, or to one of its own on this machine.
 
-    A cluster of its own keeps to the loopback interface and ends with the process.
+    A cluster of its own ends with the process.  Ray listens on all interfaces, so that only who has a token is let in.
     """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local" and "ray" not in sys.modules:  # which has read its settings; newer ones then make a token
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
     except ImportError as error:
         raise InvalidInput("engine 'ray' needs Ray: pip install 'undrift[ray]'") from error
     if ray.is_initialized():
         return ray
-    address = os.environ.get("RAY_ADDRESS") or "local"
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address == "local":
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

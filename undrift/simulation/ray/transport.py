@@ -23,26 +23,18 @@ from undrift.simulation.aggregation import PartialAggregate, Reply, join_partial
 from undrift.simulation.client_states import ClientStates, States
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw
-from undrift.simulation.ray.handles import (
-    LOST,
-    Sent,
-    WorkerHandle,
-    count_missing,
-    fetch,
-    start_worker,
-    stop_worker,
-)
+from undrift.simulation.ray.handles import LOST, Sent, WorkerHandle, count_missing, fetch, start_worker, stop_worker
 from undrift.simulation.ray.serialisation import pack_object, pack_problem, unpack_object
 from undrift.simulation.ray.worker import Job, WorkerTask, versions
 from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, RunPlan, everyone, way_of, with_bytes_down
+from undrift.simulation.transport import NOBODY, RunPlan, everyone, mean_delta, with_bytes_down
 
 log = logging.getLogger("undrift")
 
 COPY_EVERY = 10  # rounds after which states are copied, if nobody has asked for them before
-SECONDS_TO_WARNING = 15.0  # seconds after which it is said that workers have not started yet
+SECONDS_TO_WARNING = 15.0  # seconds after which a warning says that workers have not started yet
 STARTING = 300.0  # seconds after which they are not waited for any more
-SILENCE = 60.0  # seconds after which it is said that a worker has not answered, then after twice as many, and so on
+SILENCE = 60.0  # seconds after which a warning says that a worker has not answered, then after twice as many, and so on
 MAX_LOSSES = 3  # how often in a row a worker may be lost before the run ends
 STATE_BYTES_PER_MESSAGE = 64 * 2**20  # bytes of states that travel at a time
 
@@ -82,7 +74,7 @@ class RayTransport:
     def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
         plan = self.plan
         participants = plan.participants(exchange, draw, key)
-        if not participants.count_for_something:
+        if not participants.have_weight:
             return NOBODY
         down = send(exchange, server, key.round)
         part = join_partials(self._parts(down, participants, key))
@@ -91,7 +83,7 @@ class RayTransport:
 
     def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
         down = send(exchange, server, key.round)
-        return way_of(join_partials(self._parts(down, everyone(self.plan, exchange, key), key, keep=False)))
+        return mean_delta(join_partials(self._parts(down, everyone(self.plan, exchange, key), key, keep=False)))
 
     def apply(self) -> None:
         handles = [handle for handle in self.handles if handle.staged is not None]
@@ -125,11 +117,7 @@ class RayTransport:
                 self.copy()
                 self.clients.refresh = None
         except (RayError, RuntimeError, OSError) as error:
-            log.warning(
-                "what clients remembered after round %d is lost: %s",
-                self.clients.round,
-                first_line(error),
-            )
+            log.warning("what clients remembered after round %d is lost: %s", self.clients.round, first_line(error))
             self.clients.refresh = _gone
         finally:
             self._dismiss()
@@ -331,7 +319,7 @@ def _again_and_again(handle: WorkerHandle) -> WorkersLost:
 
 
 def _gone() -> None:
-    raise RuntimeError("what clients remembered was lost with their workers: go on from a checkpoint or a snapshot")
+    raise RuntimeError("what clients remembered was lost with their workers: resume from a checkpoint or a snapshot")
 
 
 def _await_answer(handle: WorkerHandle, reply: Any) -> None:

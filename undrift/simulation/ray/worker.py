@@ -48,11 +48,7 @@ class WorkerReply:
 
 def versions() -> dict[str, str]:
     """What must be alike everywhere."""
-    return {
-        "undrift": __version__,
-        "torch": str(torch.__version__),
-        "Python": platform.python_version(),
-    }
+    return {"undrift": __version__, "torch": str(torch.__version__), "Python": platform.python_version()}
 
 
 class Worker:
