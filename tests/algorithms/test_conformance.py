@@ -10,7 +10,7 @@ from tests.support.oracles.world import make_world
 from tests.support.toy_problem import WorldProblem, gap, path
 from undrift.core.hyper import METHODS
 from undrift.core.records import nbytes
-from undrift.simulation.catalogue import measure
+from undrift.simulation.catalogue import measure_method
 from undrift.simulation.conformance import CHECKS, run_check, subject_of
 
 N, T = 5, 8
@@ -59,7 +59,7 @@ def test_bytes_are_those_of_the_records(row: Row) -> None:
     """What a run books is what its messages hold, client by client; a walk of one client is booked once."""
     problem = WorldProblem(make_world(N))
     run = ud.run(made(row), problem, **settings(row))
-    cost = measure(METHODS[row.name].spec, made(row), D=3)
+    cost = measure_method(METHODS[row.name].spec, made(row), D=3)
     model = nbytes(problem.x0)
     S = len(run.history[-1].clients)
     visits = [S] * len(cost.traffic)
@@ -92,6 +92,6 @@ EXPECTED = {  # vectors down and up a visit, over all exchanges; the one number 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_traffic_is_what_the_table_says(name: str) -> None:
-    cost = measure(METHODS[name].spec, METHODS[name].make())
+    cost = measure_method(METHODS[name].spec, METHODS[name].make())
     down, up = (sum(int(v) for v in side) for side in zip(*cost.traffic, strict=True))
     assert (down, up) == EXPECTED[name]

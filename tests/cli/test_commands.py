@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -348,3 +349,51 @@ def test_ctrl_c_says_how_to_resume(undrift, jobs: str, uninterrupted: dict[str, 
 
 def test_an_empty_population_is_no_failure_of_the_program() -> None:
     assert _said(Deserted("nobody is left", 3, None)) == ("nobody is left", 2)
+
+
+def test_a_report_of_several_leaves_theirs_alone(undrift, tmp_path: Path) -> None:
+    small = ["--clients", 5, "--per-round", 2, "--rounds", 1, "-q"]
+    for name in ("one", "two"):
+        assert undrift("compare", "fedavg", *small, "--out", name).code == 0
+    before = (tmp_path / "one" / "report.html").read_bytes()
+    assert undrift("report", "one", "two").code == 0
+    assert (tmp_path / "one" / "report.html").read_bytes() == before
+    assert (tmp_path / "runs" / "report" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fedavg:lr=abc"], "fedavg:lr=abc: lr must be a number"),
+        (["scaffold-m:beta=3", "fedavg"], "scaffold-m:beta=3: scaffold-m: beta must lie in (0, 1], got 3"),
+        (
+            ["fedavg", "--set", "algorithms.fedavg.server_lr=-1"],
+            "--set algorithms.fedavg.server_lr=-1: fedavg: server_lr",
+        ),
+        (["fedavg", "--target", 950], "--target 950 cannot be reached: accuracy is a share such as 0.9"),
+        (["fedavg", "--schedule", "exponential"], 'exponential needs factor: write "exponential:FACTOR"'),
+    ],
+)
+def test_an_error_begins_with_what_was_typed(undrift, arguments: list[Any], message: str, tmp_path: Path) -> None:
+    said = undrift("compare", *arguments)
+    assert said.code == 2 and message in said.err and len(said.err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("metrics", ["test", "auroc", "drift", "tau_error"]),
+        ("codecs", ["top-k", "quantised"]),
+        ("optimisers", ["sgd", "adamw"]),
+        ("schedules", ["cosine", "warmup"]),
+    ],
+)
+def test_everything_that_has_a_name_is_listed(undrift, kind: str, names: list[str]) -> None:
+    said = undrift("list", kind)
+    assert said.code == 0 and all(name in said.out for name in names)
+
+
+def test_more_threads_than_cores_are_said_once(undrift) -> None:
+    said = undrift("compare", "fedavg", "ghbm", *SMALL, "--jobs", 1, "--set", "threads=512")
+    assert said.code == 0 and said.err.count("more threads than cores") == 1

@@ -9,7 +9,7 @@ import undrift as ud
 from undrift.experiments.config.federation import Federations
 from undrift.experiments.runs import estimate
 from undrift.experiments.runs.directory import create
-from undrift.experiments.runs.estimate import RunTiming, measure, measure_experiment
+from undrift.experiments.runs.estimate import RunTiming, measure_experiment, measure_run
 from undrift.experiments.runs.running import resolve_engine
 from undrift.simulation.engines import EngineChoice
 
@@ -38,7 +38,7 @@ def test_an_engine_that_was_asked_for_needs_no_reason(undrift) -> None:
 
 def test_parts_are_of_the_longest_of_the_processes() -> None:
     timings = {"fedavg": TIMING, "ghbm": TIMING}
-    alone = estimate.estimate(experiment(), timings, jobs=1, before=4)
+    alone = estimate.estimate_seconds(experiment(), timings, jobs=1, before=4)
     assert alone == {
         "start": 4,
         "setup": 0,
@@ -47,7 +47,7 @@ def test_parts_are_of_the_longest_of_the_processes() -> None:
         "evaluation": 5,
         "report": 1.2,
     }
-    both = estimate.estimate(experiment(), timings, jobs=2, before=4)
+    both = estimate.estimate_seconds(experiment(), timings, jobs=2, before=4)
     assert both == {
         "start": 6,
         "setup": 1,
@@ -57,8 +57,8 @@ def test_parts_are_of_the_longest_of_the_processes() -> None:
         "report": 1.2,
     }
     seldom = experiment(evaluation={"every": 4})  # rounds 4, 8 and the last
-    assert estimate.estimate(seldom, timings, jobs=2)["evaluation"] == 0.75
-    seeds = estimate.estimate(experiment(seeds=2), timings, jobs=1)
+    assert estimate.estimate_seconds(seldom, timings, jobs=2)["evaluation"] == 0.75
+    seeds = estimate.estimate_seconds(experiment(seeds=2), timings, jobs=1)
     assert seeds["setup"] == 1 and seeds["rounds"] == 20  # the first federation is there already
 
 
@@ -82,5 +82,5 @@ def test_runs_of_any_length_can_be_measured(rounds: int, tmp_path: Path) -> None
     one = experiment(rounds=rounds).single("ghbm", 0)
     one = one.model_copy(update={"engine": EngineChoice("batched", 10), "threads": 1})
     create(tmp_path, one, {})
-    timing = measure(tmp_path, 2.0, 1, Federations())
+    timing = measure_run(tmp_path, 2.0, 1, Federations())
     assert timing.start == 2.0 and timing.round > 0 and timing.bytes > 0

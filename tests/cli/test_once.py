@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from undrift.cli import app  # noqa: F401 (its defaults are validated when it is loaded)
 from undrift.experiments.config import federation
 from undrift.experiments.config.experiment import Experiment
 from undrift.simulation import api
@@ -36,7 +37,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         )[1],
     )
     counted(federation, "federate", "built")
-    counted(api, "choose", "chosen", lambda words: isinstance(words["engine"], str))
+    counted(api, "choose_engine", "chosen", lambda words: isinstance(words["engine"], str))
     return counts
 
 

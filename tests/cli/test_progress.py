@@ -59,6 +59,6 @@ def test_a_resumed_run_is_not_taken_for_a_fast_one() -> None:
 def test_the_last_rounds_accuracy_is_called_so() -> None:
     forecast = Forecast(1, 1, 0.0)
     run = forecast.take(Update(Path("a"), 1, 2, {"accuracy": 0.5}, 10**6), 1.0)
-    assert run.status() == "accuracy 0.500, 1.0 MB"
+    assert run.status() == "accuracy 0.500, 1.00 MB"
     run = forecast.take(Update(Path("a"), 2, 2, {"accuracy": 0.6}, 2 * 10**6, finished=True), 2.0)
-    assert run.status() == "accuracy 0.600 in the last round, 2.0 MB"
+    assert run.status() == "accuracy 0.600 in the last round, 2.00 MB"

@@ -1,5 +1,6 @@
 """Sparse and quantised codecs: what they mean, what they weigh, and what methods keep under them."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,18 @@ from hypothesis import strategies as st
 
 import undrift as ud
 from tests.support.everywhere import federation, models, other_engines, played
+from tests.support.mutation import assert_noticed
 from tests.support.oracles import scaffold as oracle
 from tests.support.oracles.world import make_world
 from tests.support.toy_problem import WorldProblem, gap, path, random_cohorts
-from undrift.codecs import CodecWire, make_codec
+from undrift.codecs import CodecWire, bits, make_codec, quantised, sparse
 from undrift.codecs.bits import pack_bits, unpack_bits
 from undrift.codecs.codec import _round_trip, random_of
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.core.work import Ones, Solver, Work
 
+codec_module = sys.modules["undrift.codecs.codec"]  # the package has a function of this name
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -75,7 +78,10 @@ def codecs(draw: Any) -> tuple[str, Any, int]:
 @given(codecs(), st.integers(0, 2**32), st.sampled_from([1e-6, 1.0, 1e6]))
 def test_what_is_decoded_is_what_was_meant(drawn: tuple[str, Any, int], seed: int, scale: float) -> None:
     """50 vectors in each of 200 examples."""
-    name, codec, D = drawn
+    check_meaning(*drawn, seed, scale)
+
+
+def check_meaning(name: str, codec: Any, D: int, seed: int = 0, scale: float = 1.0) -> None:
     v = torch.randn(50, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * scale
     payload = codec.encode(v, random(50))
     found = codec.decode(payload, v[0])
@@ -342,3 +348,28 @@ def test_a_wire_keeps_errors_only_with_feedback() -> None:
     assert CodecWire(ud.TopK(1), x).client(None) is None
     assert CodecWire(ud.TopK(1, feedback=True), x, 2).client(None).error[1].shape == (5,)
     assert _round_trip(ud.TopK(1), torch.tensor([1.0, 3.0]), x[:2]).tolist() == [0.0, 3.0]
+
+
+# mistakes that are made
+
+MISTAKES: list[tuple[Any, str, str, Any]] = [
+    (sparse, "v.abs().topk(", "v.topk(", lambda: check_meaning("top-k", ud.TopK(3), 20)),
+    (sparse, "values * (D / k)", "values * (k / D)", lambda: test_unbiased_codecs_are(ud.RandomK(2))),
+    (sparse, "values if self.feedback else", "values if False else",
+     lambda: check_meaning("random-k", ud.RandomK(3, feedback=True), 20)),
+    (sparse, "(D - 1).bit_length()", "(D - 2).bit_length()", lambda: check_meaning("top-k", ud.TopK(1.0), 65)),
+    (quantised, "random(v, \"uniform\")).floor()", "random(v, \"uniform\"))",
+     lambda: test_unbiased_codecs_are(ud.Quantised(2, stochastic=True))),
+    (quantised, "2 * level / (2**self.bits - 1) - 1", "2 * level / 2**self.bits - 1",
+     lambda: check_meaning("quantised", ud.Quantised(3), 20)),
+    (bits, "(0, -each.shape[-1] % 8)", "(-each.shape[-1] % 8, 0)", lambda: check_meaning("quantised", ud.Quantised(3), 3)),
+    (codec_module, "v = leaf if error is None else leaf + error", "v = leaf", test_error_feedback_is_that_of_a_loop_in_numpy),
+    (codec_module, "kept.append(v - self", "kept.append(leaf - self", test_error_feedback_is_that_of_a_loop_in_numpy),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "right", "wrong", "notices"), MISTAKES, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_mistakes_are_found(module: Any, right: str, wrong: str, notices: Any, monkeypatch: Any) -> None:
+    assert_noticed(notices, module, right, wrong, monkeypatch)

@@ -130,7 +130,7 @@ def test_without_own_products_no_code_of_ours_is_called(traced: Counter[str]) ->
     problem = perceptron(300, 120)
     with pytest.MonkeyPatch.context() as patch, kernels.without("own-products"):
         for module in ("gather", "dense", "products"):
-            patch.setattr(f"undrift.compiler.kernels.{module}.functions", _must_not_be_called)
+            patch.setattr(f"undrift.compiler.kernels.{module}.compiled_products", _must_not_be_called)
         played(ud.Scaffold(), "compiled", problem, **SETTINGS)
     ours = ("undrift.summed_.default", "undrift.outputs.default", "undrift.weighted.default")
     assert not any(traced[name] for name in ours) and traced["aten.baddbmm_.default"]

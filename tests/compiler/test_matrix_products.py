@@ -167,7 +167,7 @@ SETTINGS: dict[str, Any] = {
 )
 def test_what_stays_the_same_is_made_once_a_visit(algorithm: Any, parts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, made = large(monkeypatch), []
-    monkeypatch.setattr(step.Step, "prepare", _counted(step.Step.prepare, made))
+    monkeypatch.setattr(step.CompiledStep, "prepare", _counted(step.CompiledStep.prepare, made))
     ours = path(algorithm, ragged(), engine="compiled", **SETTINGS)
     assert gap(ours, path(algorithm, ragged(), **SETTINGS)) < 1e-9
     assert "undrift.summed_.default" in seen and "undrift.weighted.default" not in seen
@@ -187,7 +187,7 @@ def _counted(ready: Any, made: list[Any]) -> Any:
 @pytest.mark.parametrize("algorithm", [ud.Scaffold(), ud.ScaffoldM(0.3)], ids=repr)
 def test_where_it_cannot_be_compiled_a_library_does(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = large(monkeypatch)
-    monkeypatch.setattr(gathering, "functions", dict)
+    monkeypatch.setattr(gathering, "compiled_products", dict)
     ours = path(algorithm, ragged(), engine="compiled", **SETTINGS)
     assert gap(ours, path(algorithm, ragged(), **SETTINGS)) < 1e-9
     assert "aten.baddbmm_.default" in seen and "undrift.summed_.default" not in seen

@@ -28,7 +28,7 @@ from undrift.deploy.messages import (
 )
 from undrift.deploy.project import write_app
 from undrift.deploy.settings import Deployment
-from undrift.deploy.state_store import ClientStateStore
+from undrift.deploy.state_store import ClientStateStore, verify_states
 from undrift.experiments.config import read
 from undrift.experiments.config.federation import federation
 
@@ -78,6 +78,10 @@ def test_the_state_store_returns_only_whole_files(tmp_path: Path) -> None:
         spoilt[bit // 8] ^= 1 << bit % 8
         path.write_bytes(spoilt)
         assert store.get(Stamp(3, 1)) is None, f"bit {bit}"
+    assert [(f.path, f.sound) for f in verify_states(tmp_path)] == [
+        (path.with_stem("00000002-01"), True),
+        (path, False),
+    ]
     path.write_bytes(whole)
     assert store.get(Stamp(3, 1)) is not None
 

@@ -84,7 +84,11 @@ def test_epochs_uneven_steps_and_float64_states_are_those_of_the_simulation(tmp_
 
 
 def test_the_report_is_that_of_any_run(tmp_path: Path) -> None:
-    deployed(Nodes(experiment(), tmp_path))
+    last = deployed(Nodes(experiment(), tmp_path))[-1]
+    found: Any = ud.load_run(run_dir(tmp_path))
+    assert torch.equal(found.x, last.x) and isinstance(found.model(), torch.nn.Module)
+    with pytest.raises(ud.InvalidInput, match="client states are on the nodes"):
+        ud.run(ud.ScaffoldM(), found.problem, rounds=5, start=found)
     page = write_report([run_dir(tmp_path)], run_dir(tmp_path))
     assert "scaffold-m" in page.read_text()
     lines = RunDirectory(run_dir(tmp_path)).rounds()
@@ -186,8 +190,9 @@ def test_a_lost_state_leaves_the_sum_of_states_right(name: str, tmp_path: Path) 
     assert any(kind == "state" for _, kind in nodes.log)
 
 
-def test_a_client_with_a_state_of_its_own_begins_anew_alone(tmp_path: Path) -> None:
-    nodes = Nodes(experiment("fedhbm", participation={"scheme": "everyone"}), tmp_path)
+@pytest.mark.parametrize("name, codec", [("fedhbm", None), ("fedavg", "top-k:0.1,feedback")])
+def test_a_client_with_a_state_of_its_own_begins_anew_alone(name: str, codec: str | None, tmp_path: Path) -> None:
+    nodes = Nodes(experiment(name, codec=codec, participation={"scheme": "everyone"}), tmp_path)
 
     def lose(who: str, envelope: Envelope) -> str:
         if envelope.kind == "work" and envelope.header["visit"]["round"] == 3 and who == "birch":

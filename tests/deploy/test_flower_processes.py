@@ -117,6 +117,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         for part, name in enumerate(NAMES):
             made.nodes[name] = made.supernode(name, part)
         yield made
+    assert not [log for log in folder.glob("*.log") if "PRIVATE KEY" in log.read_text(errors="replace")]
 
 
 def app_of(flower: Loopback, name: str) -> Path:

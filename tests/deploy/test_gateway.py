@@ -15,10 +15,10 @@ from flwr.supercore.task_identity import TaskIdentity
 import undrift as ud
 from tests.support.in_process_nodes import experiment
 from undrift.deploy.executor import answer, load_apps
-from undrift.deploy.gateway import FLEET, Gateway, check_address
+from undrift.deploy.gateway import FLEET, Gateway
 from undrift.deploy.keys import write_certificates
 from undrift.deploy.project import write_app
-from undrift.deploy.running import run_node, run_superlink
+from undrift.deploy.running import check_address, run_node, run_superlink
 
 
 def answers(tmp_path: Path, *requests: tuple[str, str, bytes, dict[str, str]]) -> tuple[list[int], list[httpx.Request]]:

@@ -47,6 +47,36 @@ def test_every_errata_test_is_in_the_errata() -> None:
         assert f"`{test}`" in text, test
 
 
+def test_functions_that_the_design_follows_are_where_it_says() -> None:
+    """The lists "From a command to the report" and "One round": at most a dozen steps each, every name in its file."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    for heading in ("From a command to the report", "One round"):
+        steps = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+        assert 5 < len(re.findall(r"^\d+\. ", steps, flags=re.MULTILINE)) <= 12
+        file = ""
+        named = re.findall(r"`([\w.]+)`\s*\((?:`([\w/]+\.py)`|same file)", steps)
+        assert len(named) > 10
+        for name, path in named:
+            file = path or file
+            *owner, function = name.split(".")
+            source = (Path(ud.__file__).parent / file).read_text()
+            for kind, each in (("class", *owner), ("def|class", function)) if owner else (("def|class", function),):
+                assert re.search(rf"^ *(?:{kind}) {each}\b", source, flags=re.MULTILINE), f"{name} in {file}"
+
+
+def test_no_name_has_two_public_meanings() -> None:
+    """What packages export under one name is one thing."""
+    meanings: dict[str, object] = {}
+    for found in pkgutil.walk_packages(ud.__path__, "undrift."):
+        if not found.ispkg or found.name in ("undrift.flower", "undrift.theory"):  # whose names are the papers'
+            continue
+        module = import_module(found.name)
+        for name in vars(module).get("__all__", ()):
+            assert meanings.setdefault(name, getattr(module, name)) is getattr(module, name), f"{name} in {found.name}"
+    for name in ud.__all__:
+        assert meanings.get(name, getattr(ud, name)) is getattr(ud, name), name
+
+
 def test_no_module_hides_a_public_name() -> None:
     """A module takes the place of a name like its own when it is imported later than the name is given."""
     for found in pkgutil.walk_packages(ud.__path__, "undrift."):

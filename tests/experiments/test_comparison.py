@@ -69,6 +69,13 @@ def test_it_is_shown_as_a_table(compared: ud.Comparison) -> None:
     assert compared._repr_html_().count("<tr>") == 3
 
 
+def test_a_notebook_shows_one_table(compared: ud.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consoles of rich draw into a notebook, whatever file they are given, unless they are told not to."""
+    elsewhere = repr(compared)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert repr(compared) == elsewhere
+
+
 def test_frames_have_every_round(compared: ud.Comparison) -> None:
     frame = compared.frame()
     assert len(frame) == 2 * 2 * 4 and {"method", "seed", "round", "loss", "cumulative_bytes"} <= {*frame.columns}

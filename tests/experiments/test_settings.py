@@ -90,18 +90,18 @@ def test_functions_cannot_be_written_down() -> None:
 
 
 OPTIONS = {
-    ("--lr", "-1"): "--lr -1.0: [local] lr must lie in [0, inf)",
-    ("--steps", "0"): "--steps 0: [local] steps must be whole numbers",
-    ("--dirichlet", "-1"): "--dirichlet -1.0: [clients] Dirichlet: alpha",
-    ("--shards", "0"): "--shards 0: [clients] Shards: each",
-    ("--engine", "fast"): "--engine fast: [engine] unknown engine 'fast'",
-    ("--workers", "0"): "--workers 0: [engine] workers must lie in [1, 4096]",
+    ("--lr", "-1"): "--lr -1.0: lr must lie in [0, inf)",
+    ("--steps", "0"): "--steps 0: steps must be whole numbers",
+    ("--dirichlet", "-1"): "--dirichlet -1.0: Dirichlet: alpha",
+    ("--shards", "0"): "--shards 0: Shards: each",
+    ("--engine", "fast"): "--engine fast: unknown engine 'fast'",
+    ("--workers", "0"): "--workers 0: workers must lie in [1, 4096]",
     (
         "--weights",
         "some",
     ): "--weights some: clients.weights must be 'uniform' or 'samples', got 'some'",
     ("--log", "wand"): "--log wand: unknown logger 'wand'; did you mean 'wandb'?",
-    ("--set", "engine.chunk=2"): "--set engine.chunk=2: [engine] engine 'auto' chooses for itself",
+    ("--set", "engine.chunk=2"): "--set engine.chunk=2: engine 'auto' chooses for itself",
 }
 
 

@@ -8,7 +8,9 @@ import torch
 
 import undrift as ud
 from tests.support.everywhere import every_engine, federation, models, other_engines, played
+from tests.support.mutation import assert_noticed
 from tests.support.toy_problem import gap
+from undrift.local import optimiser_state, optimisers
 from undrift.local.optimisers import Adagrad, Adam, AdamW, make_optimiser
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -185,3 +187,33 @@ def test_wrong_optimisers_are_refused_at_once(words: dict[str, Any], message: st
 
 def test_objects_are_as_good_as_names() -> None:
     assert ud.Local(optimiser=Adagrad()).client_optimiser == make_optimiser("adagrad", 0.0)
+
+
+# mistakes that are made
+
+
+def fifty(name: str) -> Any:
+    return lambda: test_fifty_steps_of_one_client_are_torchs(name, "sequential", list)
+
+
+def between_visits(name: str) -> Any:
+    return lambda: test_a_state_between_visits_is_that_of_a_loop_in_numpy(name, "sequential", list)
+
+
+MISTAKES: list[tuple[Any, str, str, Any]] = [
+    (optimisers, "return d + self.momentum * u, u", "return u, u", fifty("nesterov")),
+    (optimisers, "((v / c2).sqrt() + self.eps)", "(v.sqrt() + self.eps)", fifty("adam")),
+    (optimisers, "(1 - self.beta2) * d * d, k + 1", "(1 - self.beta2) * m * m, k + 1", fifty("adam")),
+    (optimisers, "return direction + self.weight_decay * y", "return direction - self.weight_decay * y", fifty("adamw")),
+    (optimisers, "d / (s.sqrt() + self.eps)", "d / (s + self.eps)", fifty("adagrad")),
+    (optimiser_state, "return up, WithState(own, work.carried)", "return up, client", between_visits("keep")),
+    (optimiser_state, "ServerWithState(new.x, new, mean.optimiser)", "ServerWithState(new.x, new, server.optimiser)",
+     between_visits("average")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "right", "wrong", "notices"), MISTAKES, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_mistakes_are_found(module: Any, right: str, wrong: str, notices: Any, monkeypatch: Any) -> None:
+    assert_noticed(notices, module, right, wrong, monkeypatch)

@@ -9,7 +9,7 @@ import torch
 
 import undrift as ud
 from tests.support.everywhere import every_engine, models, played
-from undrift.local.schedules import Cosine, Multistage, Step, Warmup
+from undrift.local.schedules import Cosine, Multistage, Step, Warmup, check_factors, make_schedule
 
 T = 12
 
@@ -65,6 +65,13 @@ def test_a_run_has_the_step_sizes_of_the_list(engine: str) -> None:
     assert (models(by_name) == models(played(ud.Scaffold(), engine, rounds=rounds, local=listed))).all()
 
 
+def test_a_bare_name_is_enough_for_what_can_follow_the_run() -> None:
+    """Thirds of the run, and a tenth of it to warm up."""
+    factors = {name: check_factors(make_schedule(name), 12) for name in ("step", "warmup")}
+    assert factors["step"] == pytest.approx([1] * 4 + [0.1] * 4 + [0.01] * 4)
+    assert factors["warmup"] == [0.5, *[1.0] * 11]
+
+
 def test_batched_runs_have_each_its_own() -> None:
     problem = ud.Quadratic(torch.ones(2, 1, 1), torch.tensor([[1.0], [3.0]]))
     locals_ = [ud.Local(steps=2, lr=lr, schedule="cosine") for lr in (0.1, 0.3)]
@@ -77,7 +84,7 @@ def test_batched_runs_have_each_its_own() -> None:
     ("schedule", "message"),
     [
         ("cosin", "unknown schedule 'cosin'; did you mean 'cosine'"),
-        ("step", "step needs every: give a value"),
+        ("exponential", 'exponential needs factor: write "exponential:FACTOR"'),
         ("step:every=0", r"schedule step: every must lie in \[1, inf\), got 0"),
         ("cosine:floor=2", r"floor must lie in \[0, 1\], got 2"),
         ("warmup:5,then=later", "unknown schedule 'later'"),

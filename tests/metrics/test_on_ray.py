@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import undrift as ud
+from tests.metrics.test_theory import EVERYWHERE, METHODS, expected, misses, runs
 from tests.support.everywhere import N, federation, models, played
+from tests.support.quadratics import P
 from tests.support.toy_problem import gap
 
 ray = pytest.importorskip("ray")
@@ -41,13 +44,10 @@ def test_the_same_metrics_and_trajectory_as_in_this_process(cluster: None) -> No
 
 
 @pytest.mark.slow
-def test_metrics_of_the_theory(cluster: None) -> None:
-    metrics = ("drift", "momentum_error", "control_error", "dissimilarity", "chi2", "tau_error:2")
-    settings: dict[str, Any] = {"metrics": metrics, "local": ud.Local(steps=[3, 1, 2, 3, 2], batch=4, lr=0.1)}
-    problem = federation()
-    here = played(ud.ScaffoldM(B=1), "sequential", problem, **settings)
-    there = played(ud.ScaffoldM(B=1), "ray", problem, workers=1, **settings)
-    plain = played(ud.ScaffoldM(B=1), "ray", problem, workers=1, **(settings | {"metrics": ()}))
-    assert (models(there) == models(plain)).all()
-    for r, other in zip(there, here, strict=True):
-        assert r.metrics == pytest.approx(other.metrics, rel=1e-9, abs=1e-12)
+def test_metrics_of_the_theory_are_what_they_are_by_hand(cluster: None) -> None:
+    for method in METHODS:
+        found = runs(method, "ray", len(P) if method == "fedavg" else 3, (*EVERYWHERE, *METHODS[method][1]))
+        assert misses(found, expected(method, found)[1]) == []
+        if method == "scaffold-m":
+            plain = runs(method, "ray", 3, ())
+            assert all(torch.equal(a.x, b.x) for a, b in zip(plain, found, strict=True))

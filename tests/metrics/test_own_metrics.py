@@ -241,7 +241,7 @@ def test_what_a_metric_must_not_return(value: Any, got: str, engine: str) -> Non
         return value
 
     message = (
-        f"^round 1: metric 'wrong' failed: TypeError: a metric returns a number or a dict of numbers, got {got}; mend"
+        f"^round 1: metric 'wrong' failed: TypeError: a metric returns a number or a dict of numbers, got {got}; fix"
     )
     with pytest.raises(ud.InvalidInput, match=message):
         played(ud.FedAvg(), engine, metrics=wrong)
@@ -262,7 +262,7 @@ def failing(since: int) -> tuple[Any, list[int]]:
 @every_engine
 def test_a_metric_that_fails_at_first_ends_the_run_with_its_name(engine: str) -> None:
     brittle, asked = failing(since=1)
-    message = r"^round 1: metric 'brittle' failed: ZeroDivisionError: nothing to divide by; mend it or leave it out of metrics$"
+    message = r"^round 1: metric 'brittle' failed: ZeroDivisionError: nothing to divide by; fix it or leave it out of metrics$"
     with pytest.raises(ud.InvalidInput, match=message):
         played(ud.FedAvg(), engine, metrics=("test", brittle))
     assert asked == [1]

@@ -42,7 +42,7 @@ def runs(
     method: str, engine: str, size: int, metrics: Sequence[Any], every: int = 1, rounds: int = 5
 ) -> list[ud.Round]:
     algorithm = METHODS[method][0]
-    given = dict(ENGINES[engine])
+    given = dict(ENGINES.get(engine, {"engine": engine, "workers": 1}))
     if engine == "buffer":
         given["server"] = ud.Buffer(size)
     return list(
@@ -182,7 +182,7 @@ def test_the_error_of_momentum_on_noisy_quadratics() -> None:
 
 
 def test_lemma_4_of_fednova_from_recorded_numbers() -> None:
-    """H_i = 1, e = +-2, 3 and 7 steps: FedAvg's squared gradient ends at chi2 kappa^2 = .64, kappa^2 = dissimilarity by w."""
+    """H_i = 1, e = +-2, 3 and 7 steps: FedAvg's squared gradient ends at chi2 kappa^2 = .64, kappa^2 = the dissimilarity of weights w."""
     H, e = torch.ones(2, 1, 1, dtype=torch.float64), torch.tensor([[2.0], [-2.0]], dtype=torch.float64)
     problem = ud.Quadratic(H, e)
     found = ud.run(
@@ -194,9 +194,10 @@ def test_lemma_4_of_fednova_from_recorded_numbers() -> None:
     )
     last = found.history[-1].metrics
     assert last["chi2"] == pytest.approx(4 / 21, rel=1e-12)
-    w = np.array([0.3, 0.7])
-    away = np.array([2.0, -2.0]) - w @ np.array([2.0, -2.0])
-    kappa2 = float(w @ away**2)  # at any x, since both gradients move together
+    weighted = ud.Quadratic(H, e, weights=[0.3, 0.7])  # as the steps imply
+    kappa2 = ud.run(ud.FedAvg(), weighted, rounds=1, metrics="dissimilarity").final(
+        "dissimilarity"
+    )  # the same at any x
     assert last["grad_norm"] ** 2 == pytest.approx(last["chi2"] * kappa2, rel=0.03)  # up to O(lr)
     assert last["chi2"] * kappa2 == pytest.approx(0.64)
     assert last["dissimilarity"] == pytest.approx(4)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 import undrift as ud
-from tests.support.in_process_nodes import Nodes, deployed, experiment
+from tests.support.in_process_nodes import experiment
 from undrift.experiments.runs.directory import RunDirectory, open_directory
 from undrift.experiments.runs.running import extend, prepare_directory, run_experiment
 
@@ -40,8 +40,3 @@ def test_a_run_with_a_target_epsilon_cannot_be_made_longer(tmp_path: Path) -> No
     directory = prepare_directory(private(epsilon=20.0), tmp_path / "run")
     with pytest.raises(ud.InvalidInput, match="more rounds cannot have the same noise"):
         extend(directory, 9)
-
-
-def test_real_nodes_refuse_it(tmp_path: Path) -> None:
-    with pytest.raises(ud.InvalidInput, match="is for simulated runs"):
-        deployed(Nodes(private(noise=1.0), tmp_path))

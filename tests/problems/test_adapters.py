@@ -55,6 +55,8 @@ def test_adapters_of_gpt2_are_what_is_trained_and_sent(b_alone: bool) -> None:
     assert all(r.bytes_up == r.bytes_down == 3 * 8 * count for r in one.history)
     after = dict(one.model().named_parameters())
     assert {name for name in before if not torch.equal(before[name], after[name])} == trained
+    kept = ud.run(ud.Scaffold(), problem, rounds=1, local=STEPS).state.clients.gather(range(3))
+    assert kept.c.shape == (3, count)  # what clients keep is of the adapter's size, too
     bias = [r.metrics["lora_bias"] for r in one.history]
     assert max(bias) < 1e-9 if b_alone else min(bias) > 1e-3
 

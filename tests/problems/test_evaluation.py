@@ -237,3 +237,21 @@ def test_figures_are_those_of_samples_that_somebody_holds() -> None:
     problem = federation(clients=[range(10), range(10, 20)], metrics="train")
     expected = F.cross_entropy(mlp()(X[:20]), Y[:20])
     assert problem.evaluate(problem.x0)["train_loss"] == pytest.approx(float(expected.detach()))
+
+
+@pytest.mark.parametrize("first", [nn.Identity(), nn.ReLU(inplace=True)])
+def test_the_test_set_is_prepared_once_and_a_model_may_write_over_it(first: nn.Module) -> None:
+    calls = []
+
+    def prepare(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return x.double() / 2
+
+    net = nn.Sequential(first, nn.Linear(X.shape[1], 3)).double()
+    test = X[:40], Y[:40]
+    problem = ud.federate((X, Y), test, model=net, loss=F.cross_entropy, clients=ud.IID(4), prepare=prepare)
+    found = [problem.evaluate(scale * problem.x0) for scale in (1.0, 3.0, 1.0)]
+    assert found[0] == found[2] != found[1]
+    calls.clear()
+    problem.evaluate(problem.x0)
+    assert calls == ([] if isinstance(first, nn.Identity) else [40])

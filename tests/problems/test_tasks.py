@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import undrift as ud
 from undrift.problems.evaluation import evaluate_each
-from undrift.problems.tasks import Tally, Task, auroc
+from undrift.problems.tasks import Accumulator, Task, auroc
 
 bce = F.binary_cross_entropy_with_logits
 
@@ -159,7 +159,7 @@ def test_auroc_with_ties(pairs: list[tuple[int, bool]]) -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=30))
 def test_f1_of_classes_that_may_be_missing(pairs: list[tuple[int, int]]) -> None:
     said, true = np.array(pairs).T
-    tally = Tally(Task("multi-class", classes=5), ("f1",))
+    tally = Accumulator(Task("multi-class", classes=5), ("f1",))
     tally.add(F.one_hot(torch.as_tensor(said), 5).double(), torch.as_tensor(true))
     expected = sk.f1_score(true, said, average="macro", zero_division=0)  # pyright: ignore[reportArgumentType]
     assert tally.result()["f1"] == pytest.approx(expected, rel=1e-12, abs=1e-15)
@@ -168,7 +168,7 @@ def test_f1_of_classes_that_may_be_missing(pairs: list[tuple[int, int]]) -> None
 def test_targets_to_be_ignored_are_in_no_metric() -> None:
     scores, target = normal(4, 3, 5), torch.randint(0, 3, (4, 5), generator=torch.Generator().manual_seed(0))
     target[:, 3:] = -100
-    tally = Tally(Task("multi-class", classes=3), ("accuracy", "f1", "auroc", "top-2"))
+    tally = Accumulator(Task("multi-class", classes=3), ("accuracy", "f1", "auroc", "top-2"))
     tally.add(scores, target)
     rows, labels = scores[:, :, :3].movedim(1, -1).reshape(-1, 3), target[:, :3].flatten()
     assert tally.result() == pytest.approx(

@@ -77,7 +77,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ud.method("scaffold-m", betta=1), "parameter of .* 'betta'; did you mean 'beta'"),
     (lambda: ud.method("snv"), "snv needs alpha, b1, b2"),
     (go(engine="bached"), "unknown engine 'bached'; did you mean 'batched'"),
-    (go("fedavg"), r"algorithm must be an object such as ud.FedAvg\(\), got 'fedavg'"),
+    (go("fedavg"), r"algorithm must be an object such as ud.method\('fedavg'\), got 'fedavg'"),
     # numbers
     (go(rounds=0), r"rounds must lie in \[1, inf\), got 0"),
     (go(seed=-1), r"seed must lie in \[0, "),

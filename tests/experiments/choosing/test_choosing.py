@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import undrift as ud
 from tests.support.small_sweep import experiment, problem_of
 from undrift.core.errors import InvalidInput
-from undrift.experiments.choosing import Budget, open_choosing, prepare_choosing
+from undrift.experiments.choosing import Budget, choosing, describe, open_choosing, prepare_choosing
 from undrift.experiments.choosing.answer import Final, decide, within_noise
 from undrift.experiments.choosing.budget import LADDER, plan_budget, seconds_of
 from undrift.experiments.choosing.choosing import carry_out, conclude
@@ -255,3 +255,19 @@ def test_wrong_flags_are_named_in_a_line(undrift, words, said):
         else undrift("choose", *words)
     )
     assert got.code == 2 and said in got.err and len(got.err.strip().splitlines()) <= 2, got.err
+
+
+def test_too_few_minutes_show_after_the_first_method_is_timed(monkeypatch):
+    timed: list[str] = []
+    monkeypatch.setattr(choosing, "_seconds", lambda experiment, search, problem: timed.append(search.label) or 100.0)
+    with pytest.raises(InvalidInput, match="too little for 2 methods"):
+        prepare_choosing(experiment("fedavg", "scaffold"), minutes=1.0)
+    assert len(timed) == 1
+
+
+def test_of_a_large_federation_some_gradients_are_looked_at_and_that_is_said(monkeypatch):
+    for name, value in {"LARGE": 10, "CLIENTS": 3, "SAMPLES": 2}.items():
+        monkeypatch.setattr(describe, name, value)
+    found = prepare_choosing(experiment("fedavg"), given=SETTLED).federation
+    assert found["gradients_of"] == 3 and found["gradient_dissimilarity"] > 0
+    assert any("(of 3 clients and at most 2 samples of each)" in line for line in describe.federation_in_words(found))

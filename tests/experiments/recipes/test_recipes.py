@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+import undrift as ud
 from tests.support.real_data import real_data
+from tests.support.run_directories import DOWN, UP, write_run
 from undrift.cli.reproduce import reproduce
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import read
 from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements, check_claims
 from undrift.experiments.recipes.page import describe_result, render_page
-from undrift.experiments.recipes.recipe import find_recipe, list_recipes, read_recipe
+from undrift.experiments.recipes.recipe import find_recipe, list_recipes, read_recipe, settings_digest
 from undrift.experiments.recipes.results import RecordedClaim, check_current, outdated, read_results, reproduced
+from undrift.experiments.report.load import load_runs
 from undrift.experiments.runs.files import read_json
 from undrift.experiments.sweeps.spaces import space_of
 
@@ -33,6 +36,7 @@ local = {steps = 2, batch = 8}
 RECIPE = """
 about = "a small one"
 paper = "none"
+summary = "All of it held."
 quick = {rounds = 2, seeds = 1}
 [[search]]
 name = "lr"
@@ -60,8 +64,16 @@ above = -1.0
 [[claim]]
 claim = "squares ascend"
 published = "always"
+cell = true
 measure = "number"
 order = ["numbers/one", "numbers/two", "numbers/three"]
+[[claim]]
+claim = "it takes time to a quality"
+published = "some"
+measure = "seconds"
+target = 0.01
+of = "best/fedavg"
+above = 0.0
 """
 NUMBERS = """
 def squares(quick):
@@ -109,12 +121,20 @@ def test_a_recipe_is_searched_run_judged_and_recorded(folder: Path, capsys: Any)
     kept = read_json(out / "claims.json")
     assert [each.by_seed for each in results.claims] == [each["by_seed"] for each in kept]
     assert results.claims[1].by_seed == [3.0, 3.0] and results.claims[1].holds == "yes"
+    runs = load_runs([out / "runs" / "best"]).methods[0].runs
+    firsts = [int((run.evaluated & (run.metrics["accuracy"] >= 0.01)).argmax()) for run in runs]
+    spent = [float(run.seconds[: first + 1].sum()) for run, first in zip(runs, firsts, strict=True)]
+    assert results.claims[2].by_seed == pytest.approx(spent, rel=1e-9)
     assert set(results.methods) == {"best/fedavg", "timed/fedavg"}
     readme = (folder / "README.md").read_text()
     assert "| late is not worse | in words (Fig. 1) |" in readme and "before" not in readme and "The end." in readme
     assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
     page = render_page({"small": folder})
-    assert "2 claims: 2 hold" in page and "undrift reproduce small" in page
+    assert "3 claims: 3 hold" in page and "undrift reproduce small" in page
+    assert (
+        "| [small](#small) | 3 | 0 | 0 |" in page and "Of 1 cells of tables that others have published, 1 are" in page
+    )
+    assert "- **small.** All of it held." in page
 
     # called again it goes on, and finds the same
     shutil.rmtree(out / "runs" / "timed")
@@ -190,6 +210,13 @@ def test_terms_are_ordered_and_paired_by_seed() -> None:
         check_claims([order], unpaired)
 
 
+def test_costs_to_a_target_are_those_of_the_first_round_that_reaches_it(tmp_path: Path) -> None:
+    (method,) = load_runs([write_run(tmp_path / "run", [0.1, 0.5, 0.9])]).methods
+    for measure, cost in (("rounds", 2), ("bytes", 2 * (DOWN + UP)), ("uplink bytes", 2 * UP)):
+        claim = Claim.model_validate(PAIR | {"of": "r/a", "against": None, "measure": measure, "target": 0.4})
+        assert check_claims([claim], Measurements({"r/a": method}, {}))[0].by_seed == (cost,)
+
+
 def test_reproduced_is_within_the_recorded_spread() -> None:
     ours = RecordedClaim(claim="a", by_seed=[0.1, 0.3], mean=0.2, std=0.1, holds="yes")
     assert reproduced(of([0.15, 0.3]), ours) and reproduced(of([0.15, 0.3]), None) is None
@@ -222,12 +249,26 @@ def test_what_is_wrong_in_a_recipe_is_named(folder: Path, old: str, new: str, me
         reproduce([str(folder)], out=folder.parent / "out", quick=True, jobs=1, quiet=True)
 
 
-def test_missing_data_are_named_before_anything_runs(folder: Path) -> None:
-    text = (folder / "timed.toml").read_text()
-    (folder / "timed.toml").write_text(text.replace("rounds = 6", 'rounds = 6\ndata = "cifar100"'))
-    with pytest.raises(InvalidInput, match="cifar-100"):
+@pytest.mark.parametrize("file, old, new, message", [
+    ("timed.toml", "rounds = 6", 'rounds = 6\ndata = "cifar100"', "cifar-100"),
+    ("recipe.toml", 'paper = "none"', 'paper = "none"\ndata = ["heart"]', "processed.cleveland.data"),  # a function's
+])  # fmt: skip
+def test_missing_data_are_named_before_anything_runs(
+    folder: Path, file: str, old: str, new: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNDRIFT_DATA", str(folder.parent))
+    (folder / file).write_text((folder / file).read_text().replace(old, new))
+    with pytest.raises(InvalidInput, match=message):
         reproduce([str(folder)], out=folder.parent / "out", jobs=1, quiet=True)
     assert not (folder.parent / "out").exists()
+
+
+def test_files_that_experiments_use_belong_to_the_recipe(folder: Path) -> None:
+    (folder / "plain.toml").write_text('use = ["own.py"]\n' + (folder / "plain.toml").read_text())
+    (folder / "own.py").write_text("A = 1\n")
+    before = settings_digest(folder, read_recipe(folder))
+    (folder / "own.py").write_text("A = 2\n")
+    assert settings_digest(folder, read_recipe(folder)) != before
 
 
 def test_recipes_are_found_by_name_and_missing_ones_explained(folder: Path, tmp_path: Path) -> None:
@@ -242,7 +283,8 @@ def test_recipes_of_the_clone_are_found_from_anywhere(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert list_recipes() == list_recipes([OWN])
+    shipped = Path(ud.__file__).with_name("recipes")  # where the package is installed, they come with it
+    assert list_recipes() == list_recipes([shipped if shipped.exists() else OWN])
     mine = tmp_path / "recipes" / "theory"
     mine.parent.mkdir()
     folder.rename(mine)

@@ -16,6 +16,7 @@ from tests.support.run_directories import (
     BAD,
     FAST,
     SLOW,
+    UP,
     page_data,
     printed_table,
     write_comparison,
@@ -261,6 +262,15 @@ def test_virtual_time_is_an_axis_where_it_is_recorded(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain", [0.1], name="other")
     both = page_data(write_report([timed, plain], tmp_path / "both"))
     assert [axis["name"] for axis in both["axes"]] == ["rounds", "bytes", "seconds"]
+
+
+def test_uplink_bytes_are_an_axis_where_there_is_a_codec(tmp_path: Path) -> None:
+    coded = write_run(tmp_path / "coded", [0.1, 0.5], extra={"codec": {"name": "top-k", "k": 0.1}})
+    assert "codec top-k, k 0.1" in write_report([coded], tmp_path / "alone").read_text()
+    plain = write_run(tmp_path / "plain", [0.1], name="other")
+    both = page_data(write_report([coded, plain], tmp_path / "both"))
+    assert [axis["name"] for axis in both["axes"]] == ["rounds", "bytes", "uplink", "seconds"]
+    assert [method["uplink"] for method in both["methods"]] == [[UP, 2 * UP], [UP]]
 
 
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r", "\n"])

@@ -330,6 +330,8 @@ def test_a_target_that_the_metric_cannot_have_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = ud.Experiment(algorithm={"name": "fedavg"}, rounds=1, target=950, model={"name": "logistic"})  # pyright: ignore[reportArgumentType]
-    experiment.run(out=tmp_path / "run")
-    assert summarise([tmp_path / "run"]).target is None
+    with pytest.raises(ud.InvalidInput, match="target = 950 cannot be reached: accuracy is a share such as 0.9"):
+        experiment.run(out=tmp_path / "run")
+    recorded = write_run(tmp_path / "e", FAST, extra={"target": 950})
+    assert summarise([recorded]).target is None
     assert "the target 950 cannot be a value of accuracy" in caplog.text

@@ -235,3 +235,14 @@ def test_a_best_value_at_the_edge_is_flagged_if_there_is_anything_beyond():
     assert flagged("fedavg", wide, {"local.lr": 0.98}) == ["local.lr = 0.98"]
     assert flagged("fedavg", wide, {"local.lr": 0.5}) == []
     assert flagged("fedavg", {"local.weight_decay": Range(0.0, 1.0)}, {"local.weight_decay": 0.0}) == []
+
+
+# fewer trials than points
+
+
+@pytest.mark.parametrize("trials", [1, 2, 4, 6, 7])
+def test_all_methods_try_the_same_step_sizes(trials: int) -> None:
+    e = experiment("fedavg", "scaffold-m", "ghbm")
+    searches = plan_searches(e, Plan(space_of("choose"), trials=trials))
+    tried = [{point["local.lr"] for point in search.points or ()} for search in searches]
+    assert tried[0] == tried[1] == tried[2] and len(tried[0]) == min(trials, 6)

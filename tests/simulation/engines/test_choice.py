@@ -12,7 +12,7 @@ import undrift as ud
 from tests.support.compiled import ragged
 from tests.support.images import NETS, images
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import EngineChoice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose_engine
 
 # choices
 
@@ -21,7 +21,7 @@ def asked(problem: Any, **settings: Any) -> EngineChoice:
     usual: dict[str, Any] = {
         "rounds": 5, "participation": ud.Uniform(3), "local": ud.Local(steps=4, batch=4)
     }  # fmt: skip
-    return choose(problem, **(usual | settings))
+    return choose_engine(problem, **(usual | settings))
 
 
 def test_short_runs_stay_eager_and_long_ones_are_compiled(
@@ -86,17 +86,17 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 0.01)
     monkeypatch.setattr(choices, "cpp_compiler", lambda: "g++")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert choose(problem, rounds=100, **usual) == EngineChoice("sequential", workers=2)
-    long = choose(problem, rounds=10_000, **usual)
+    assert choose_engine(problem, rounds=100, **usual) == EngineChoice("sequential", workers=2)
+    long = choose_engine(problem, rounds=10_000, **usual)
     assert long == EngineChoice("compiled", workers=2, since=2)
     assert str(long) == "clients one after another, 2 side by side, compiled from round 2 on"
-    assert choose(problem, rounds=1, engine="compiled", **usual) == EngineChoice("compiled", workers=2)
-    assert choose(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice("compiled", 3)
-    own = choose(problem, rounds=1, engine="compiled", workers=3, **usual)
+    assert choose_engine(problem, rounds=1, engine="compiled", **usual) == EngineChoice("compiled", workers=2)
+    assert choose_engine(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice("compiled", 3)
+    own = choose_engine(problem, rounds=1, engine="compiled", workers=3, **usual)
     assert own == EngineChoice("compiled", workers=3)
-    assert choose(problem, rounds=10_000, workers=3, **usual) == EngineChoice("compiled", 1, 3, since=2)
+    assert choose_engine(problem, rounds=10_000, workers=3, **usual) == EngineChoice("compiled", 1, 3, since=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert choose(problem, rounds=10_000, **usual) == EngineChoice("compiled", since=2)
+    assert choose_engine(problem, rounds=10_000, **usual) == EngineChoice("compiled", since=2)
 
 
 def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     problem = ud.federate((X, Y), model=Recurrent(), loss=F.cross_entropy, clients=ud.IID(4))
     monkeypatch.setattr(choices, "step_seconds", lambda *args: 10.0)
     local = ud.Local(steps=4, batch=2)
-    choice = choose(problem, rounds=10**6, participation=ud.Uniform(3), local=local)
+    choice = choose_engine(problem, rounds=10**6, participation=ud.Uniform(3), local=local)
     assert choice.engine == "sequential"
 
 

@@ -13,7 +13,7 @@ from tests.support.compiled import Careful, ragged
 from tests.support.toy_problem import gap, path
 from undrift.compiler import inductor
 from undrift.simulation.engines import choice as choices
-from undrift.simulation.engines.choice import EngineChoice, choose
+from undrift.simulation.engines.choice import EngineChoice, choose_engine
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_model_with_branches_runs_one_by_one(refusals: Any) -> None:
     with pytest.raises(ud.InvalidInput, match="engine 'compiled' cannot run this problem: torch"):
         ud.run(ud.FedAvg(), problem, rounds=1, engine="compiled")
     settings: dict[str, Any] = {"participation": ud.Uniform(3), "local": ud.Local(batch=4)}
-    assert choose(problem, rounds=10**9, **settings).engine == "sequential"
+    assert choose_engine(problem, rounds=10**9, **settings).engine == "sequential"
 
 
 def test_a_step_with_branches_runs_as_written(refusals: Any) -> None:
