@@ -17,18 +17,25 @@ ROOT = Path(__file__).parents[1]
 CHOICES, PAGE = ROOT / "docs" / "choices", ROOT / "docs" / "choosing.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.choices table -->\n", "<!-- end -->\n"
 
-# For data that take long: fewer methods and trials, and fewer samples to evaluate on.
-FEW = "--methods fedavg,fedprox,scaffold,scaffold-m,fedhbm,ghbm --trials 4 --seeds 2 --rounds 25 --validate 0.05"
+# For data that take long: fewer methods and rounds, and fewer samples to evaluate on; six trials are one of every step size.
+FEW = "--methods fedavg,fedprox,scaffold,scaffold-m,fedhbm,ghbm --trials 6 --seeds 2 --rounds 25 --validate 0.05"
 FEDERATIONS = {
     "heart": ("heart by hospital", "--data heart --minutes 1"),
     "digits-dirichlet": ("digits, Dirichlet 0.1", "--data digits --dirichlet 0.1 --minutes 1.5"),
     "mnist-by-label": ("MNIST, Dirichlet 0.2", f"--data mnist --dirichlet 0.2 {FEW}"),
     "synthetic": ("Synthetic(1, 1)", "--data synthetic --set data.a=1 --set data.b=1 --minutes 1.5"),
     "digits-one-class": ("digits, one class a client", "--data digits --dirichlet 0 --minutes 1.5"),
-    "hapt": ("HAPT by person", "--data hapt --minutes 1.5"),
+    "hapt": (
+        "HAPT by person",
+        "--data hapt --per-round 10 --methods fedavg,scaffold,scaffold-m,fedhbm,ghbm --trials 6 --seeds 2 --rounds 25",
+    ),
     "fashion-mnist": ("Fashion-MNIST, Dirichlet 0.2", f"--data fashion-mnist --dirichlet 0.2 {FEW}"),
     "mnist-by-writer": ("MNIST by writer", f"--data mnist-writers {FEW}"),
-    "shakespeare": ("Shakespeare by role", "--data shakespeare --minutes 10"),
+    "shakespeare": (
+        "Shakespeare by role",
+        "--data shakespeare --set clients.at_most=200 --set clients.choose=100 --methods fedavg,scaffold-m,fedhbm "
+        "--batch 20 --per-round 5 --validate 0.05 --trials 6 --seeds 1 --rounds 20",
+    ),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import undrift as ud
+from benchmarks.tables import written
 
 TAUS = range(1, 41)
 SHOWN = (1, 2, 5, 10, 15, 20, 30, 40)
@@ -36,14 +37,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=120)
     asked = parser.parse_args()
     print("tau".rjust(24), *(f"{tau:6}" for tau in SHOWN), "  least at")
+    recorded: dict[str, dict[int, float]] = {}
     for data in asked.data:
         for name, clients in (("one class", ud.Dirichlet(100, alpha=0)), ("IID", ud.IID(100))):
-            found = errors(data, clients, asked.rounds)
+            found = recorded[f"{data}, {name}"] = errors(data, clients, asked.rounds)
             print(
                 f"{data}, {name}".rjust(24),
                 *(f"{found[tau]:6.3f}" for tau in SHOWN),
                 f"  {min(found, key=found.__getitem__)}",
             )
+    print(written("reused-gradients", torch.get_num_threads(), {"reused gradients": recorded}))
 
 
 if __name__ == "__main__":

@@ -4,18 +4,19 @@ Images are [32, 32, 3], JAX's natural order.  Clients come one after another; XL
 It shuffles and repeats a client's data for exactly w.steps batches.  fedjax has no SCAFFOLD.
 """
 # pyright: reportMissingImports=false
+# ruff: noqa: E402
 
 from collections.abc import Callable
 from typing import Any
 
-import fedjax
+from benchmarks.peers.turns import Gate, Work, work
+from benchmarks.peers.with_old_names import jax
+
+import fedjax  # isort: skip
 import haiku as hk
-import jax
 import jax.numpy as jnp
 import numpy as np
 from fedjax.algorithms import fed_avg
-
-from benchmarks.peers.turns import Gate, Work, work
 
 
 def dense(x: Any, *widths: int) -> Any:
