@@ -1,9 +1,8 @@
 """The reference, written anew by every build into docs/reference: methods, experiments, commands and the Python API.
 
-All of it is read from the package: registries, fields, commands and docstrings; what ends where and what equals what from the tests.
+All of it is read from the package: registries, fields, commands and docstrings.
 """
 
-import ast
 import inspect
 import json
 import re
@@ -11,28 +10,25 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
 import click
-import torch
 import typer
-from _text import cell, docstring, rows, table, to_markdown, to_rst
+from _measured import filled
+from _methods import method_pages
+from _text import cell, docstring, rows, table, to_markdown, to_rst, toctree
 from pydantic import ByteSize
 from sphinx.util.fileutil import copy_asset
 
 import undrift as ud
-from undrift.cli.about import HEADINGS, cells, hyper_parameters
 from undrift.cli.app import app as commands
-from undrift.core.hyper import METHODS, Entry, Spec
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.section import Section
 from undrift.experiments.config.toml import to_dict
 from undrift.experiments.config.virtual import AVAILABILITIES, SERVERS, PopulationSection, ServerSection
-from undrift.simulation.catalogue import EXAMPLES, measure_by_name
 from undrift.simulation.engines import EngineChoice
 
 DOCS = Path(__file__).parent
@@ -42,8 +38,8 @@ ROOT, OUT = DOCS.parent, DOCS / "reference"
 def write_reference() -> None:
     """All pages; one whose content has not changed is left alone, so that a second build is quick."""
     pages = {"experiment.md": _experiment(), "commands.md": _commands()}
-    pages |= {f"methods/{name}.md": _method(name, entry) for name, entry in METHODS.items()}
-    pages |= {"methods/index.md": _methods()} | dict(_api()) | dict(_recipes())
+    pages |= {f"methods/{name}.md": text for name, text in method_pages()}
+    pages |= dict(_api()) | dict(_recipes())
     for path, text in pages.items():
         file = OUT / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -52,150 +48,6 @@ def write_reference() -> None:
     for file in OUT.rglob("*.md"):
         if str(file.relative_to(OUT)) not in pages:
             file.unlink()
-
-
-def _toctree(*names: str, depth: int = 1) -> str:
-    listed = "\n".join(names)
-    return f"```{{toctree}}\n:maxdepth: {depth}\n\n{listed}\n```\n"
-
-
-# methods
-
-
-def _methods() -> str:
-    headings = ("method", "paper", *HEADINGS[2:6], "exact with", "with a buffer", "remarks")
-    lines = []
-    for name in sorted(METHODS):
-        _, paper, *sizes, remarks = cells(measure_by_name(name))
-        ends = sorted({who for who, _ in _exact(METHODS[name])})
-        lines.append((f"[{name}]({name}.md)", *map(cell, (paper, *sizes, " or ".join(ends), _buffered(name), remarks))))
-    text = table(headings, lines)
-    return f"""# Methods
-
-{len(METHODS)} methods, each with a page: its rule, its code, its hyper-parameters, what it keeps and sends. A click on a heading sorts.
-
-Sizes are multiples of the model, measured from the messages of a visit; a + means that a few numbers go along. *Exact with*
-says with which participation the tests hold a method to the optimum of heterogeneous quadratics; *with a buffer* whether it
-takes `ud.Buffer`, in which clients come when they like.
-
-:::{{table}}
-:class: sortable
-
-{text}
-:::
-
-{_toctree(*sorted(METHODS)).replace(":maxdepth", ":hidden:" + chr(10) + ":maxdepth")}"""
-
-
-def _method(name: str, entry: Entry) -> str:
-    module = sys.modules[entry.make.__module__]
-    path = Path(inspect.getsourcefile(module) or "").relative_to(ROOT)
-    made = entry.make(**EXAMPLES.get(name, {}))
-    public = entry.make.__name__
-    parameters = list(hyper_parameters(name, entry))
-    values = [f"{key}={value}" for key, value, _ in parameters if value not in ("none", "required")]
-    row = dict(zip(HEADINGS, cells(measure_by_name(name)), strict=True))
-    fedavg = measure_by_name("fedavg").traffic
-    traffic = sum(map(sum, measure_by_name(name).traffic)) / sum(map(sum, fedavg))
-    relatives = [n for n, other in METHODS.items() if other.make.__module__ == entry.make.__module__ and n != name]
-    parts = [
-        f"# {public}\n\n`{name}` · {entry.spec.paper}",
-        to_markdown(docstring(entry.make)),
-        f"```python\nud.{public}({', '.join(f'{k}={v!r}' for k, v in EXAMPLES.get(name, {}).items())})\n```\n\n"
-        f"```sh\nundrift compare fedavg {name}{':' + values[0] if values else ''}\n```",
-    ]
-    if type(made).__name__ != public:
-        parts.append(f"A special case of `ud.{type(made).__name__}`: with its defaults it is `{made!r}`.")
-    parts.append(f"## The rule\n\n{to_markdown(docstring(module))}")
-    if parameters:
-        lines = [(f"`{key}`", cell(default), cell(allowed)) for key, default, allowed in parameters]
-        parts.append("## Hyper-parameters\n\n" + table(("name", "default", "allowed"), lines))
-    measured = [(key, row[key]) for key in HEADINGS[2:6]] + [("traffic of a visit, FedAvg's = 1", f"{traffic:.4g}")]
-    parts.append("## What it keeps and sends\n\nIn multiples of the model, measured from its messages.\n\n")
-    parts[-1] += table(("", "vectors"), measured) + (f"\nNote: {row['remarks']}.\n" if row["remarks"] else "")
-    known = [cell(about) for flag, about in _flags().items() if getattr(entry.spec, flag) != getattr(_PLAIN, flag)]
-    known.append(f"with a buffered server (`ud.Buffer`): {_buffered(name)}")
-    parts.append("## What is known of it\n\n" + "\n".join(f"- {line}" for line in known))
-    if ends := list(_exact(entry)):
-        lines = [(f"`{call}`", who) for who, call in ends]
-        parts.append(
-            "## Where it ends\n\nAt the optimum of heterogeneous quadratics, to 1e-10 "
-            "(`tests/algorithms/test_optimum.py`):\n\n" + table(("method", "participation"), lines)
-        )
-    if limits := list(_limits(public)):
-        parts.append(
-            "## What it equals\n\nThese gaps between trajectories are below 1e-9 (`tests/algorithms/test_limits.py`; `go` "
-            "runs a method, `gap` is the largest difference):\n\n"
-            + "\n\n".join(f"```python\n{source}\n```" for source in limits)
-        )
-    parts.append(
-        f"## Code\n\n```{{literalinclude}} ../../../{path}\n:language: python\n:pyobject: {public}\n```\n\n"
-        f"<details><summary>All of {path}</summary>\n\n```{{literalinclude}} ../../../{path}\n:language: python\n```\n\n</details>"
-    )
-    if relatives:
-        parts.append("## In the same file\n\n" + ", ".join(f"[{other}]({other}.md)" for other in relatives))
-    return "\n\n".join(parts) + "\n"
-
-
-_PLAIN = Spec("", "")
-
-
-@cache
-def _flags() -> dict[str, str]:
-    """What the flags of a spec say, from the comments beside them."""
-    source = inspect.getsource(Spec)
-    found = dict(re.findall(r"(\w+): bool = \(?\s*(?:True|False)\s*# (.+)", source))
-    if missing := [f.name for f in fields(Spec) if f.type in (bool, "bool") and f.name not in found]:
-        raise ValueError(f"Spec: no comment beside {missing}")
-    return found
-
-
-@cache
-def _buffered(name: str) -> str:
-    """Whether a run with a buffered server is refused."""
-    problem = ud.Quadratic(torch.eye(2).repeat(4, 1, 1), torch.ones(4, 2))
-    method = METHODS[name].make(**EXAMPLES.get(name, {}))
-    try:
-        ud.run(method, problem, rounds=16, local=ud.Local(steps=2, lr=0.1), server=ud.Buffer(2), progress=False)
-    except ud.InvalidInput:
-        return "no"
-    return "yes"
-
-
-@cache
-def _source(name: str) -> str:
-    return (ROOT / "tests" / "algorithms" / name).read_text()
-
-
-def _names(node: ast.AST) -> set[str]:
-    """The public names of the package that code uses."""
-    return {
-        n.attr
-        for n in ast.walk(node)
-        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "ud"
-    }
-
-
-def _exact(entry: Entry) -> Iterator[tuple[str, str]]:
-    """With whom, and which hyper-parameters, the tests hold a method to the optimum."""
-    for node in ast.parse(_source("test_optimum.py")).body:
-        if (
-            isinstance(node, ast.Assign)
-            and ast.unparse(node.targets[0]) == "EXACT"
-            and isinstance(node.value, ast.List)
-        ):
-            for row in node.value.elts:
-                assert isinstance(row, ast.Tuple)
-                if entry.make.__name__ in _names(row.elts[0]):
-                    yield {"SOME": "some", "EVERYONE": "everyone"}[ast.unparse(row.elts[1])], ast.unparse(row.elts[0])
-
-
-def _limits(public: str) -> Iterator[str]:
-    """The equivalences of the tests that name a method."""
-    source = _source("test_limits.py")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and re.fullmatch(r"e\d+", node.name) and public in _names(node):
-            yield ast.get_source_segment(source, node) or ""
 
 
 # experiments
@@ -214,8 +66,8 @@ def _experiment() -> str:
             sections.append(_section(key, inner, usual.get(key, {})))
     return (
         "# Experiments\n\nEvery key of an experiment file, and of `ud.Experiment`; `--set section.key=value` sets one on the command "
-        "line. What is left out has the default; an unknown key is refused. [From one command to a report](../experiments.md) shows "
-        f"experiments at work.\n\n{to_markdown(docstring(Experiment))}\n\n## At the top\n\n"
+        "line. Keys that are left out have their default; unknown keys are refused. [Run, sweep, report](../experiments.md) shows "
+        f"experiments in use.\n\n{to_markdown(docstring(Experiment))}\n\n## At the top\n\n"
         + table(("key", "type", "default", "what it is"), top)
         + "\n"
         + "\n".join(sections)
@@ -306,7 +158,7 @@ def _type(annotation: Any) -> str:
 
 
 def _commands() -> str:
-    parts = ["# Commands", "What `undrift COMMAND --help` says of each, on one page."]
+    parts = ["# Commands", "The help of every command (`undrift COMMAND --help`) on one page."]
     parts += list(_command("undrift", typer.main.get_command(commands), 1))
     return "\n\n".join(parts) + "\n"
 
@@ -361,8 +213,8 @@ def _api() -> Iterator[tuple[str, str]]:
     pages = sorted(package.rpartition(".")[2] for package in packages)
     yield (
         "api/index.md",
-        "# Python\n\nWhat `import undrift as ud` gives, by the package that defines it; methods are [on pages of their "
-        f"own](../methods/index.md).\n\n{_toctree(*pages, depth=2)}",
+        "# Python\n\nThe public names of `import undrift as ud`, by the package that defines them; [methods](../methods/index.md) have "
+        f"their own pages.\n\n{toctree(*pages, depth=2)}",
     )
 
 
@@ -389,6 +241,7 @@ def _recipes() -> Iterator[tuple[str, str]]:
     for file in (ROOT / "recipes").glob("*/README.md"):
         name = file.parent.name
         text = re.sub(r"\]\(\.\./([\w-]+)/README\.md\)", r"](\1.md)", file.read_text())
+        text = text.replace("](../../docs/", "](../../")
         beside = rf"\]\((?=({'|'.join(re.escape(each.name) for each in file.parent.iterdir())})\))"
         yield f"recipes/{name}.md", re.sub(beside, f"](../../../recipes/{name}/", text)
 
@@ -402,6 +255,7 @@ def _place_pages(app: Any, page: str, source: list[str]) -> None:
         named = set(re.findall(r"(?m)^(?:.* <)?([\w-]+)>?$", source[0])) | {"index"}
         others = sorted(p.stem for p in DOCS.glob("*.md") if p.stem not in named and not p.match("tutorial-*"))
         source[0] = source[0].replace("(other pages)", "\n".join(others))
+    source[0] = filled(source[0])
     source[0] = source[0].replace("](../CONTRIBUTING.md)", "](contributing.md)")
     source[0] = re.sub(r"\]\(\.\./recipes/([\w-]+)/README\.md\)", r"](reference/recipes/\1.md)", source[0])
 

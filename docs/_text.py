@@ -4,6 +4,8 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
+from _rules import to_math
+
 ROW = re.compile(r"^(\S*[^\s.:;!?](?: \S*[^\s.:;!?]){0,2}) {2,}(\S.*)$")
 
 
@@ -46,10 +48,13 @@ def is_laid_out(lines: list[str]) -> bool:
 
 
 def to_markdown(text: str) -> str:
-    """A docstring as Markdown: formulas and tables stay as they are laid out."""
+    """A docstring as Markdown: rules become mathematics, other tables stay as they are laid out."""
     parts = []
     for lines in paragraphs(text):
-        if lines[0].startswith(">>>"):
+        rule = to_math(lines)
+        if rule:
+            parts.append(rule)
+        elif lines[0].startswith(">>>"):
             parts.append("```pycon\n" + "\n".join(lines) + "\n```")
         elif is_laid_out(lines):
             block = textwrap.dedent("\n".join(lines))
@@ -104,3 +109,10 @@ def table(headings: tuple[str, ...], lines: Iterable[tuple[object, ...]]) -> str
     body = [f"| {' | '.join(map(str, line))} |" for line in lines]
     rule = "|---" * len(headings) + "|"
     return "\n".join([f"| {' | '.join(headings)} |", rule, *body]) + "\n" if body else ""
+
+
+def toctree(*names: str, depth: int = 1, hidden: bool = False) -> str:
+    """A table of contents, which places pages in the navigation."""
+    listed = "\n".join(names)
+    options = ":hidden:\n" if hidden else ""
+    return f"```{{toctree}}\n{options}:maxdepth: {depth}\n\n{listed}\n```\n"

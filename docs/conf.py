@@ -1,6 +1,8 @@
 """The site: `make docs` builds it into build/docs, without a network."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for _generate
@@ -19,8 +21,20 @@ myst_update_mathjax = False
 nb_execution_mode = "force"  # figures are of this code, not of an earlier one
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600  # a cell takes seconds, on a busy machine minutes
 nb_merge_streams = True
+# cells find the commands of this environment and lines are wide enough for its tables; kernels do not warn that they talk over loopback
+profile = Path(tempfile.mkdtemp()) / "profile_default"
+profile.mkdir()
+kernel = Path(__file__).with_name("_kernel.py")
+(profile / "ipython_kernel_config.py").write_text(
+    f"c.IPKernelApp.log_level = 40\nc.InteractiveShellApp.exec_files = [{str(kernel)!r}]\n"
+)
+os.environ |= {
+    "COLUMNS": "150",
+    "IPYTHONDIR": str(profile.parent),
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
 smartquotes = False  # "--" is the beginning of an option
 highlight_language = "none"
 copybutton_prompt_text = "$ "
