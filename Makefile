@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # one test after another to whoever is free, in the order of tests/conftest.py; a group stays together
 PYTEST := -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-torch soak audit check format clean bench bench-peers docs
+.PHONY: demo test test-fast test-package licences test-torch soak audit check format clean bench bench-peers docs
 
 demo: .venv/installed  ## compare six methods on digits: a table and a report
 	$(BIN)/undrift run examples/digits.toml
@@ -15,6 +15,20 @@ test: .venv/ready  ## all tests
 
 test-fast: .venv/ready  ## all but those that take more than a few seconds
 	$(BIN)/python $(PYTEST) -m "not slow"
+
+# the sdist's tests with the installed wheel: nothing of the repository's sources is there
+PACKAGE := build/package
+test-package: .venv/ready  ## build wheel and sdist into dist/, and test them in an environment of their own
+	rm -rf dist $(PACKAGE)
+	$(BIN)/python -m hatchling build -d dist
+	$(PYTHON) -m venv $(PACKAGE)/venv
+	$(PACKAGE)/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[dev]"
+	tar -xf dist/*.tar.gz -C $(PACKAGE) --strip-components 1
+	rm -r $(PACKAGE)/undrift
+	cd $(PACKAGE) && venv/bin/python $(PYTEST) -m "not slow" tests
+
+licences: .venv/ready  ## what the dependencies say of their licences, into docs/licences.md
+	$(BIN)/python docs/_licences.py
 
 # the oldest and the newest torch that pyproject.toml allows; each is a download of gigabytes
 TORCH ?= 2.12.0 2.15.0
@@ -31,9 +45,9 @@ test-torch:  ## the tests of engines and compiler with other versions of torch, 
 soak: .venv/ready  ## the long form of all attacks of tests/faults; docs/reliability.md is written from its figures
 	nice -n 19 $(BIN)/python -m tests.faults.soak
 
-audit:  ## known vulnerabilities of the pinned dependencies, as the registry tells; pip-audit is installed under .audit/
+audit:  ## known vulnerabilities of the pinned dependencies; a failure too if the registry does not tell
 	test -e .audit/bin/pip-audit || ($(PYTHON) -m venv .audit && .audit/bin/pip install --quiet pip-audit)
-	.audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt
+	.audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 check: .venv/ready  ## lint, format, types, layers
 	$(BIN)/ruff check .
@@ -42,7 +56,7 @@ check: .venv/ready  ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 
 docs: .venv/docs  ## the site, into build/docs; no network, and no warnings
-	$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -j auto -b html -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 
 format: .venv/ready
