@@ -2,9 +2,9 @@
 
     python -m tests.support.killed_runs
 
-is told in lines of JSON, [FOLDER, METHOD, KILLS, SEED], what to do: it runs METHOD in FOLDER/0, killing it at random
-moments and going on with it, until it is finished; then in FOLDER/1, and so on until there have been KILLS kills.  Its
-answer, a line of JSON, is how many there were, and at which rounds runs began again; or what went wrong.
+reads lines of JSON, [FOLDER, METHOD, KILLS, SEED]: it runs METHOD in FOLDER/0, kills it within a random round and
+resumes it, until it is finished; then in FOLDER/1, and so on until there have been KILLS kills.  Its answer, a line of
+JSON, is how many there were, and at which rounds runs were resumed; or what went wrong.
 """
 
 import json
@@ -57,8 +57,9 @@ def settings(method: str) -> RunConfig:
     )
 
 
-def child(folder: Path, method: str) -> int:
-    """A forked process that carries out the run; the number of a process that can be killed."""
+def child(folder: Path, method: str) -> tuple[int, int]:
+    """A forked process that runs the method: its process id, and a pipe that gets a byte after every round."""
+    played, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
@@ -68,31 +69,42 @@ def child(folder: Path, method: str) -> int:
                     first = r.round
                     with (folder / "begun").open("a") as file:
                         file.write(f"{first}\n")
+                os.write(tell, b".")
             os._exit(0)
         except KeyboardInterrupt:
             os._exit(INTERRUPTED)
         except BaseException as error:  # a forked process must never return
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
-    return pid
+    os.close(tell)
+    return pid, played
+
+
+def wait_for_rounds(played: int, rounds: int) -> bool:
+    """Whether so many rounds have been played; no, if the process has ended before."""
+    return all(os.read(played, 1) for _ in range(rounds))
 
 
 def killed_repeatedly(folder: Path, method: str, kills: int, seed: int) -> dict[str, Any]:
     """Runs of a method, killed so many times; and what became of them."""
     began, uninterrupted = time.monotonic(), folder / "uninterrupted"
     uninterrupted.mkdir(parents=True)
-    os.waitpid(child(uninterrupted, method), 0)
-    whole = time.monotonic() - began  # on this machine, now: so that kills fall into all of a run
+    pid, played = child(uninterrupted, method)
+    os.waitpid(pid, 0)
+    os.close(played)
+    a_round = (time.monotonic() - began) / ROUNDS
     dice, killed, number = random.Random(seed), 0, 0
     while killed < kills:
         run, number, finished = folder / str(number), number + 1, False
         run.mkdir(parents=True)
         while not finished:
-            pid = child(run, method)
-            if killed < kills:
-                time.sleep(dice.uniform(0.0, whole))
+            pid, played = child(run, method)
+            # rounds are counted, not timed: a busy machine would be killed before its first checkpoint every time
+            if killed < kills and wait_for_rounds(played, dice.randrange(ROUNDS)):
+                time.sleep(dice.uniform(0.0, 2 * a_round))
                 os.kill(pid, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT]))
             _, status = os.waitpid(pid, 0)
+            os.close(played)
             code = os.waitstatus_to_exitcode(status)
             if code not in (0, INTERRUPTED, -signal.SIGKILL):
                 return {"failed": f"a run ended with {code}"}
