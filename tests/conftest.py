@@ -1,5 +1,6 @@
 """Tests run side by side, so each keeps to one thread; fast ones first, so that most mistakes show early."""
 
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return slow, slow and item.get_closest_marker("xdist_group") is None
 
     items.sort(key=order)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # all that was imported would be searched again and again for what can be freed
 
 
 def pytest_runtest_setup() -> None:

@@ -9,26 +9,13 @@ import torch
 from torch import Tensor
 
 import undrift as ud
-from tests.support.compiled import local_of, needs_compiler, ragged
-from tests.support.method_table import ROWS, Row, made
+from tests.support.compiled import needs_compiler, ragged
 from tests.support.toy_problem import gap, path
 from undrift.algorithms.fedavg import FedAvg, Up
 from undrift.compiler import CannotCompile, layout
 from undrift.core.records import record
 from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import programs_of
-
-
-@pytest.mark.parametrize("row", ROWS, ids=str)
-def test_visits_are_compiled_whole(row: Row, interpreted: None) -> None:
-    """Also those that compute something beside their loop, and initialisation rounds."""
-    problem = ragged()
-    settings: dict[str, Any] = {"rounds": 2, "local": local_of(row, batch=4)}
-    path(made(row), problem, engine="compiled", **settings)
-    programs = programs_of(problem)
-    assert not any(isinstance(each, CannotCompile) for each in programs.specs.values())
-    assert programs.visits
-    assert not any(isinstance(each, CannotCompile) for each in programs.visits.values())
 
 
 @pytest.mark.parametrize("algorithm", [ud.FedAvg(), ud.Scaffold(), ud.FedHBM()], ids=repr)

@@ -14,8 +14,9 @@ import undrift as ud
 from tests.support.method_table import Row
 from tests.support.toy_problem import PlainFedAvg, WorldProblem
 from undrift.algorithms.fedavg import Up
-from undrift.compiler import inductor
+from undrift.compiler import CannotCompile, inductor
 from undrift.simulation.engines.choice import cpp_compiler
+from undrift.simulation.engines.compiled import programs_of
 
 
 def needs_compiler(test: Any) -> Any:
@@ -53,6 +54,14 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def refusals(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.WARNING, logger="undrift")
     return lambda: [r.getMessage() for r in caplog.records if "not compiled" in r.getMessage()]
+
+
+def assert_compiled_whole(problem: Any) -> None:
+    """Every visit of the runs on a problem was compiled, also what is beside its loop, and initialisation rounds."""
+    programs = programs_of(problem)
+    assert programs.visits
+    found = [*programs.specs.values(), *programs.visits.values()]
+    assert not any(isinstance(each, CannotCompile) for each in found)
 
 
 def local_of(row: Row, **more: Any) -> ud.Local:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift as ud
-from tests.support.compiled import TracedWorld, local_of, needs_compiler, ragged
+from tests.support.compiled import TracedWorld, assert_compiled_whole, local_of, needs_compiler, ragged
 from tests.support.method_table import ROWS, Row, made
 from tests.support.oracles.world import make_world
 from tests.support.quadratics import quadratic
@@ -34,6 +34,7 @@ def test_traced_steps_are_the_methods_own(row: Row, interpreted: None, refusals:
         settings["participation"] = ud.Uniform(4)
     ours = path(made(row), problem, engine="compiled", **settings)
     assert gap(ours, path(made(row), problem, **settings)) < 1e-9
+    assert_compiled_whole(problem)
     assert refusals() == []
 
 
@@ -115,8 +116,10 @@ def test_updates_folded_into_products_are_the_methods_own(
     }  # fmt: skip
     if row.partial:
         settings["participation"] = ud.Uniform(4)
-    ours = path(made(row), ragged(), engine="compiled", **settings)
+    problem = ragged()
+    ours = path(made(row), problem, engine="compiled", **settings)
     assert gap(ours, path(made(row), ragged(), **settings)) < 1e-9
+    assert_compiled_whole(problem)
     assert refusals() == []
     if row.name in FOLDED and not settings["local"].momentum:
         assert max(products) >= 2  # both layers

@@ -34,10 +34,12 @@ from undrift.simulation.results import Round
 ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from undrift.simulation.ray import cluster as clusters  # noqa: E402
 from undrift.simulation.ray import transport as ray_transport  # noqa: E402
 from undrift.simulation.ray.handles import LOST, start_worker, stop_worker  # noqa: E402
+from undrift.simulation.ray.worker import Worker  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster for all
 
@@ -414,10 +416,20 @@ def missing() -> None:
     raise InvalidInput("train.bin is not there: put it into /data")
 
 
-def test_a_node_that_cannot_read_the_data_is_named(spares: None) -> None:
+@pytest.fixture
+def elsewhere(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start on the node that this process is not on; spreading, as Ray does it, is a preference only."""
+    here = ray.get_runtime_context().get_node_id()
+    (other,) = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
+    place: Any = NodeAffinitySchedulingStrategy(other, soft=False)
+    kind: Any = ray.remote(num_cpus=0, scheduling_strategy=place)(Worker)
+    monkeypatch.setattr(ray_transport, "start_worker", lambda cpu=True: kind.remote())
+
+
+def test_a_node_that_cannot_read_the_data_is_named(elsewhere: None) -> None:
     problem: Any = world()
     problem.reopen = missing
-    playing = ud.rounds(ud.FedAvg(), problem, engine=on(2, 2), **SETTINGS)
+    playing = ud.rounds(ud.FedAvg(), problem, engine=on(1, 1), **SETTINGS)
     with pytest.raises(InvalidInput, match="^Ray's node .*: train.bin is not there"):
         next(playing)
 
