@@ -13,6 +13,7 @@ from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
 from undrift.problems import Problem
+from undrift.problems.protocols import HasFullGradient
 
 HELD = 20_000_000  # numbers in the vectors that are kept at a time
 
@@ -68,6 +69,9 @@ def estimate(
     >>> [round(value, 9) for value in (found.L, found.mu, found.L_f, found.mu_f, found.sigma, found.zeta)]
     [2.0, 0.25, 1.5, 0.375, 0.0, 0.5]
     """
+    if not isinstance(problem, HasFullGradient):
+        raise InvalidInput(f"estimate: {type(problem).__name__} has no full_grad(y, clients), clients' exact gradients")
+    check_value("estimate", "batch", batch, int, None, within="[1, inf)")
     check_value("estimate", "iterations", iterations, int, within="[1, inf)")
     check_value("estimate", "draws", draws, int, within="[2, inf)")
     x = problem.x0 if x is None else torch.as_tensor(x)
