@@ -165,7 +165,8 @@ def autonomous_fedgm(
 ) -> AutonomousFedGMSetting:
     """The largest local step size for a ud.AutonomousFedGM whose updates are at most `delay` rounds late: Theorem 5.1.
 
-    K is the largest number of local steps.  Updates are divided by their number of steps.
+    K is the largest number of local steps, which the bound takes everyone to make; updates are divided by their number, and
+    who takes part is drawn uniformly.
 
     >>> import undrift as ud
     >>> server = ud.FedGM(eta=2.0, beta=0.5, nu=0.5)
