@@ -188,9 +188,10 @@ def test_lemma_4_of_fednova_from_recorded_numbers() -> None:
     found = ud.run(
         ud.FedAvg(),
         problem,
-        rounds=4000,
+        rounds=2000,
         local=ud.Local(steps=[3, 7], lr=1e-3),
         metrics=("test", "chi2", "dissimilarity"),
+        evaluate_every=2000,
     )
     last = found.history[-1].metrics
     assert last["chi2"] == pytest.approx(4 / 21, rel=1e-12)

@@ -43,47 +43,33 @@ class Stage(NamedTuple):
 class Staged(Protocol):
     """A server schedule in stages, as ud.MultistageFedGM is."""
 
-    @property
-    def stages(self) -> Sequence[Any]: ...
+    stages: Sequence[Any]
 
 
 @runtime_checkable
 class SingleStage(Protocol):
     """A server with one setting for all rounds, as ud.FedGM is."""
 
-    @property
-    def eta(self) -> Any: ...
-
-    @property
-    def beta(self) -> Any: ...
-
-    @property
-    def nu(self) -> Any: ...
+    eta: Any
+    beta: Any
+    nu: Any
 
 
 @dataclass(frozen=True)
 class FedGMSetting(Prescription):
-    """The schedule as it was given, with the local step size that goes with it."""
+    """The server as it was given, with the local step size that goes with it."""
 
-    schedule: Any
+    server: Any
     stages: tuple[Stage, ...]
 
     def method(self) -> Any:
-        return self.schedule
+        return self.server
 
     def bound(self, rounds: Any = None) -> Any:
         """The theorem's bound on the mean over stages of their mean E|grad f(x)|^2; in stages, of the whole run only."""
         if len(self.stages) > 1 and np.any(self.checked(rounds) != self.rounds):
             raise InvalidInput(f"{self.source}: in stages the bound is that of all {self.rounds} rounds, got {rounds}")
         return super().bound(rounds)
-
-
-@dataclass(frozen=True)
-class AutonomousFedGMSetting(FedGMSetting):
-    """The same for ud.AutonomousFedGM."""
-
-    def method(self) -> Any:
-        return method("autonomous-fedgm", schedule=self.schedule)
 
 
 class _Schedule(NamedTuple):
@@ -145,7 +131,7 @@ def fedgm(
         lr,
         transient=64 / 17 * Delta / (n * W2 * lr * K) * R,
         floor=psi_l * sigma_l**2 + psi_g * sigma_g**2,
-        schedule=schedule,
+        server=schedule,
         stages=stages,
     )
 
@@ -162,7 +148,7 @@ def autonomous_fedgm(
     delay: int = 0,
     sigma_l: float = 0.0,
     sigma_g: float = 0.0,
-) -> AutonomousFedGMSetting:
+) -> FedGMSetting:
     """The largest local step size for a ud.AutonomousFedGM whose updates are at most `delay` rounds late: Theorem 5.1.
 
     K is the largest number of local steps, which the bound takes everyone to make; updates are divided by their number, and
@@ -187,14 +173,14 @@ def autonomous_fedgm(
         4 * L**2 * delay**2 * mean3 * lr**2 + 2 * L**2 * W1**2 * mean * lr + 2 * mean * lr + 2 * L * mean2 * lr
     )
     phi_g = 120 * lr**2 * L**2 * R * mean * K**2 / W2
-    return AutonomousFedGMSetting(
+    return FedGMSetting(
         source,
         R,
         K,
         lr,
         transient=4 * Delta / (len(stages) * W2 * lr) * R,
         floor=phi_l * sigma_l**2 + phi_g * sigma_g**2,
-        schedule=schedule,
+        server=method("autonomous-fedgm", schedule=schedule),
         stages=stages,
     )
 

@@ -167,11 +167,8 @@ def scaffold_rate(
 class HasControl(Protocol):
     """A server that keeps the mean of the clients' control variates."""
 
-    @property
-    def x(self) -> Tensor: ...
-
-    @property
-    def c(self) -> Tensor: ...
+    x: Tensor
+    c: Tensor
 
 
 def scaffold_lyapunov(state: Any, problem: Problem, setting: ScaffoldSetting, optimum: Tensor | None = None) -> float:
