@@ -169,7 +169,7 @@ def _of_work(name: str, run: Run) -> str | None:
     if not spec_of(run.algorithm).local_models:
         return f"{spec_of(run.algorithm).name} has no local models"
     if run.optimiser is not None and not run.optimiser.linear:
-        return "it counts the steps of a linear client optimiser, 'sgd' or 'momentum'"
+        return "it counts the steps of a linear client optimiser, 'sgd', 'momentum' or 'nesterov'"
     return None
 
 
