@@ -142,15 +142,13 @@ def _normalises(algorithm: Any) -> bool:
 
 
 def _of_local_models(name: str, run: Run) -> str | None:
-    if not spec_of(run.algorithm).local_models:
-        return f"{spec_of(run.algorithm).name} has no local models"
-    return None
+    spec = spec_of(run.algorithm)
+    return None if spec.local_models else f"{spec.name} has no local models"
 
 
 def _of_gradients(name: str, run: Run) -> str | None:
-    if not isinstance(run.problem, HasFullGradient):
-        return f"{type(run.problem).__name__} has no full_grad(y, clients), the gradients of clients' objectives"
-    return None
+    lacking = f"{type(run.problem).__name__} has no full_grad(y, clients), the gradients of clients' objectives"
+    return None if isinstance(run.problem, HasFullGradient) else lacking
 
 
 def _of_direction(name: str, run: Run) -> str | None:
@@ -166,11 +164,9 @@ def _of_controls(name: str, run: Run) -> str | None:
 
 
 def _of_work(name: str, run: Run) -> str | None:
-    if not spec_of(run.algorithm).local_models:
-        return f"{spec_of(run.algorithm).name} has no local models"
     if run.optimiser is not None and not run.optimiser.linear:
         return "it counts the steps of a linear client optimiser, 'sgd', 'momentum' or 'nesterov'"
-    return None
+    return _of_local_models(name, run)
 
 
 def _of_window(name: str, run: Run) -> str | None:

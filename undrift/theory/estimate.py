@@ -23,7 +23,8 @@ class Constants:
     """What `estimate` found at a point x.
 
     L, mu          the largest and the smallest curvature over clients: smoothness and strong convexity of every f_i;
-                   mu is None where it is not positive, or could not be told in so many iterations
+                   mu is None where it is not positive, or could not be told in so many iterations.  Single samples, which
+                   the -VR forms ask for, may be curved more
     L_f, mu_f      the same of f
     sigma          sqrt of the largest E|g - grad f_i|^2 over clients, of minibatches
     zeta           sqrt of sum_i p_i |grad f_i - grad f|^2
