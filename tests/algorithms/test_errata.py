@@ -289,6 +289,7 @@ def test_22_ghbm_with_the_step_of_theorem_4_7_diverges() -> None:
             rounds=2000,
             participation=ud.Cyclic(1),
             local=ud.Local(steps=1, lr=setting.lr),
+            engine="sequential",
             evaluate_every=2000,
         )
         return max(float(r.x.abs()) for r in run if r.round > 1500)
