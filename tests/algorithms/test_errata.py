@@ -289,6 +289,7 @@ def test_22_ghbm_with_the_step_of_theorem_4_7_diverges() -> None:
             rounds=2000,
             participation=ud.Cyclic(1),
             local=ud.Local(steps=1, lr=setting.lr),
+            engine="sequential",
             evaluate_every=2000,
         )
         return max(float(r.x.abs()) for r in run if r.round > 1500)
@@ -389,3 +390,27 @@ def test_27_alpha_is_a_concentration_each_or_in_all() -> None:
         assert squares(alpha, "alpha*p") == pytest.approx((alpha / 10 + 1) / (alpha + 1), abs=0.05)
         assert squares(alpha, "alpha") == pytest.approx((alpha + 1) / (10 * alpha + 1), abs=0.05)
     assert squares(5.0, "alpha*p") == pytest.approx(squares(0.5, "alpha"), abs=0.05)
+
+
+def test_28_with_a_proximal_term_the_first_steps_have_larger_weights() -> None:
+    """(69) and (80) with gradients that are all 1, two steps and alpha = 0.8: x0 - x1 is 1, not a^(0) = 0.2."""
+    alpha, tau = 0.8, 2
+    a = ud.theory.accumulation(tau, alpha=alpha)
+    way = np.array([ud.theory.accumulation(k, alpha=alpha).sum() if k else 0.0 for k in range(tau)])
+    assert way[1] == pytest.approx(1) and a[:1].sum() == pytest.approx(0.2)
+    left = a @ way**2 / a.sum()
+    printed, right = (2 * (a.sum() - left_out) * a.sum() for left_out in (a[-1], a.min()))
+    assert left == pytest.approx(0.833, abs=1e-3) and printed == pytest.approx(0.48)
+    assert printed < left < right
+
+
+@pytest.mark.parametrize("K, breaks", [(4, False), (32, True)])
+def test_29_one_minibatch_moves_all_local_steps(K: int, breaks: bool) -> None:
+    """Lemma 2 at x*: 3 beta delta <= 2 eta~ sigma^2/(K eta_g^2).  c_i = g_i(x) is the same in all K steps, so it adds up."""
+    clients, d, step = 16, 300, 1 / 8
+    problem = ud.Quadratic(torch.eye(d).double().repeat(clients, 1, 1), torch.zeros(clients, d).double(), variance=1.0)
+    local = ud.Local(steps=K, lr=step / K)
+    (r,) = ud.rounds(ud.Scaffold(option=1, B=1), problem, rounds=1, local=local, metrics="drift")
+    delta = r.metrics["drift"]
+    assert (3 * delta > 2 * step / K) is breaks
+    assert delta <= step**2 / 3 * (1 + 1.5 * sum(1 / k for k in range(1, K + 1)) / K)

@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant("SCAFFOLD-M-VR starts from g = 0", "momentum.py", "g=mean.g, c=mean.g)", "g=server.g, c=mean.g)"),
     Mutant("FedNova-VR's correction as printed", "fednova.py", "VRClient(c - d)", "VRClient(-d)"),
     Mutant("steps counted where the solver's norm is needed (NIID-Bench)", "fednova.py",
-           "a = -solve(work.unit, work.zero) / work.lr", "a = work.K"),
+           "a = -self.solve(work.unit, work.zero) / work.lr", "a = work.K"),
     Mutant("population's share forgotten", "fednova.py", "cohort.share * tau_eff", "tau_eff"),
     Mutant("GHBM's window off by one", "ghbm.py",
            "past = (*server.past, server.x)[-int(self.tau) :]\n        return",

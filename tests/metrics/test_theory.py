@@ -188,9 +188,10 @@ def test_lemma_4_of_fednova_from_recorded_numbers() -> None:
     found = ud.run(
         ud.FedAvg(),
         problem,
-        rounds=4000,
+        rounds=2000,
         local=ud.Local(steps=[3, 7], lr=1e-3),
         metrics=("test", "chi2", "dissimilarity"),
+        evaluate_every=2000,
     )
     last = found.history[-1].metrics
     assert last["chi2"] == pytest.approx(4 / 21, rel=1e-12)
@@ -214,12 +215,39 @@ def test_normalised_methods_weigh_clients_as_they_should(algorithm: Any, chi2: f
     assert r.metrics == pytest.approx({"chi2": chi2, "tau_eff": 5.0})
 
 
-def test_momentum_counts_as_in_fednova() -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "solver", "constants"),
+    [
+        (ud.FedAvg(), {"momentum": 0.5}, {"rho": 0.5}),
+        (ud.FedProx(mu=20.0), {}, {"alpha": 0.2}),
+        (ud.FedProx(mu=20.0), {"lr": 0.0}, {}),
+        (ud.FedAsync(rho=20.0), {}, {"alpha": 0.2}),
+        (ud.FedNova(mu=20.0, rho=0.5, w="pa"), {}, {"alpha": 0.2, "rho": 0.5}),
+        (ud.FedNova(rho=0.5), {"momentum": 0.9}, {"rho": 0.5, "normalised": True}),
+    ],
+    ids=lambda given: str(given),
+)
+def test_momentum_and_proximal_terms_count_as_in_fednova(
+    algorithm: Any, solver: dict[str, float], constants: dict[str, Any]
+) -> None:
+    """(34), (43), (127), (128): w_i follows |a_i|_1, not the number of steps."""
     problem = ud.Quadratic(torch.ones(2, 1, 1, dtype=torch.float64), torch.tensor([[2.0], [-2.0]], dtype=torch.float64))
-    local = ud.Local(steps=[3, 7], lr=0.01, momentum=0.5)
+    local = ud.Local(**{"steps": [3, 7], "lr": 0.01, **solver})
+    (r,) = ud.rounds(algorithm, problem, rounds=1, local=local, metrics=("chi2", "tau_eff"))
+    c = ud.theory.nova_constants([3, 7], **constants)
+    assert r.metrics == pytest.approx(
+        {"chi2": c.chi2, "tau_eff": c.tau_eff}, rel=1e-6 if 0.0 in solver.values() else 1e-12
+    )
+
+
+def test_nesterovs_steps_count_by_what_they_are() -> None:
+    """u <- rho u + g, y <- y - lr (g + rho u): by hand with g = 1."""
+    problem = ud.Quadratic(torch.ones(2, 1, 1, dtype=torch.float64), torch.tensor([[2.0], [-2.0]], dtype=torch.float64))
+    local = ud.Local(steps=[1, 3], lr=0.01, optimiser="nesterov", momentum=0.5)
     (r,) = ud.rounds(ud.FedAvg(), problem, rounds=1, local=local, metrics=("chi2", "tau_eff"))
-    constants = ud.theory.nova_constants([3, 7], rho=0.5)
-    assert r.metrics == pytest.approx({"chi2": constants.chi2, "tau_eff": constants.tau_eff})
+    a = np.array([1.5, 1.5 + 1.75 + 1.875])
+    w = a / a.sum()
+    assert r.metrics == pytest.approx({"tau_eff": a.mean(), "chi2": float(((0.5 - w) ** 2 / w).sum())})
 
 
 def test_old_pseudo_gradients_are_worth_reusing() -> None:

@@ -76,7 +76,7 @@ def test_variance_reduction_lowers_the_floor(seed: int) -> None:
 
 def test_exact_gradients_are_those_of_a_quadratic() -> None:
     made = problem()
-    other = ud.Quadratic(made.whole.H, made.whole.e)
+    other = ud.Quadratic(made.H, made.e)
     how: dict[str, Any] = {"rounds": 20, "local": ud.Local(steps=3, lr=0.05), "participation": ud.Uniform(3)}
     assert torch.allclose(ud.run(ud.Scaffold(), made, **how).x, ud.run(ud.Scaffold(), other, **how).x, atol=1e-12)
     assert ud.theory.estimate(made).L == pytest.approx(float(torch.linalg.eigvalsh(other.H).max()), rel=1e-8)

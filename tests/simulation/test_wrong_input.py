@@ -87,6 +87,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (go(participation=ud.Uniform(7)), "S must be from 1 to the number of clients, 6; got 7"),
     (go(participation=ud.Uniform(0)), "S must be from 1 to the number of clients, 6; got 0"),
     (go(participation=ud.Cyclic(9)), "S must be from 1 to"),
+    (go(participation=ud.Cyclic(2, shuffle="no")), r"Cyclic: shuffle must be one of False, True, got 'no'"),  # pyright: ignore
     (go(participation=ud.Weighted(0)), r"S must lie in \[1, inf\)"),
     (go(participation=ud.Bernoulli(1.5)), r"q must lie in \(0, 1\], got 1.5"),
     (go(participation=ud.Fixed([[0]])), "Fixed has 1 cohorts for 3 rounds"),

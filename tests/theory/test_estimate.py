@@ -121,3 +121,7 @@ def test_wrong_input_is_named() -> None:
         ud.theory.estimate(problem, clients=[6])
     with pytest.raises(ud.InvalidInput, match="draws must lie in"):
         ud.theory.estimate(problem, draws=1)
+    with pytest.raises(ud.InvalidInput, match="batch must lie in"):
+        ud.theory.estimate(problem, batch=0)
+    with pytest.raises(ud.InvalidInput, match=r"estimate: str has no full_grad\(y, clients\)"):
+        ud.theory.estimate("digits")  # pyright: ignore

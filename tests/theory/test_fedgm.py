@@ -114,7 +114,7 @@ def test_late_updates_do_not_destabilise_what_theorem_5_1_prescribes_here(delay:
     for _ in range(100):
         L, beta, nu = float(10 ** rng.uniform(-1, 1)), rng.uniform(0, 0.99), rng.uniform(0, 1)
         server = ud.FedGM(float(10 ** rng.uniform(-1, 2)), float(beta), float(nu))
-        told: dict[str, Any] = {"L": L, "Delta": 1.0, "N": 4, "S": 2, "K": 1, "R": 10}
+        told: dict[str, Any] = {"L": L, "Delta": 1.0, "N": 4, "S": 2, "K": 1, "R": 100}
         s = ud.theory.autonomous_fedgm(server, delay=delay, **told)
         for late in ("most", "some"):
             rounds = 400 + int(4 / (1 - beta)) + 4 * delay
@@ -145,6 +145,19 @@ def test_late_updates_do_not_destabilise_what_theorem_5_1_prescribes_here(delay:
 def test_schedules_that_do_not_fit_are_named(server: Any, R: int, words: str) -> None:
     with pytest.raises(ud.InvalidInput, match=words):
         ud.theory.fedgm(server, L=1.0, Delta=1.0, N=4, K=2, R=R)
+
+
+def test_delays_longer_than_the_run_are_named() -> None:
+    known: dict[str, Any] = {"L": 1.0, "Delta": 1.0, "N": 4, "S": 2, "K": 2, "R": 30}
+    with pytest.raises(ud.InvalidInput, match="delay <= R is needed, got delay = 31 and R = 30"):
+        ud.theory.autonomous_fedgm(ud.FedGM(), delay=31, **known)
+
+
+def test_open_stages_fill_the_rounds() -> None:
+    known: dict[str, Any] = {"L": 1.0, "Delta": 1.0, "N": 4, "K": 2, "R": 700}
+    open_, given = (ud.theory.fedgm(ud.MultistageFedGM(T=T), **known) for T in (None, 700))
+    assert open_.stages == given.stages and open_.lr == given.lr
+    assert [stage.rounds for stage in open_.stages] == [100, 200, 400]
 
 
 def test_constraint_3_is_asked_for() -> None:

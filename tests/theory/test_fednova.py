@@ -80,8 +80,10 @@ def test_variants_of_tau_eff() -> None:
     assert number.tau_eff == 3
     assert a.A / a.tau_eff == pytest.approx(steps.A / steps.tau_eff)
     assert a.w == pytest.approx([0.2, 0.8])
-    with pytest.raises(ud.InvalidInput, match="tau_eff is 'a', 'steps' or a number"):
+    with pytest.raises(ud.InvalidInput, match=r"tau_eff \('a', 'steps' or a number\) must be a number"):
         ud.theory.nova_constants([2, 6], tau_eff="mean")
+    with pytest.raises(ud.InvalidInput, match=r"must lie in \(0, inf\), got -1"):
+        ud.theory.nova_constants([2, 6], tau_eff=-1)
 
 
 def test_lemma_4_from_these_functions() -> None:
@@ -116,8 +118,8 @@ def test_chi2_is_zero_only_for_equal_weights(p: list[float], data: st.DataObject
     "p, w, words",
     [
         ([0.5, 0.5], [1.0, 0.0], "w_1 is 0 where p_1 = 0.5"),
-        ([0.5, 0.6], [0.5, 0.5], "p must be positive and sum to one"),
-        ([0.5, 0.5], [1.5, -0.5], "w must be positive"),
+        ([0.5, 0.6], [0.5, 0.5], "chi2: p: 2 weights that are not negative and sum to one are needed"),
+        ([0.5, 0.5], [1.5, -0.5], "chi2: w: 2 weights that are not negative"),
         ([1.0], [0.5, 0.5], "two lists of one length"),
     ],
 )
@@ -213,14 +215,43 @@ def test_fedproxs_mu_is_the_cube_root_of_the_rounds() -> None:
         ud.theory.fedprox(L=100.0, Delta=1.0, steps=steps, R=100)
 
 
+def test_fedproxs_bound_counts_the_weights_of_the_first_steps() -> None:
+    """(69) by hand: the weights of k steps are (1 - alpha)^(k - 1 - s); B and C then leave out the smallest, not the last."""
+    steps, R = [40, 60, 50], 8000
+    told: dict[str, Any] = {"L": 1.0, "Delta": 1.0, "steps": steps, "R": R}
+    s = ud.theory.fedprox(**told)
+    q, c = 1 - s.alpha, ud.theory.nova_constants(steps, alpha=s.alpha)
+    first = [q ** np.arange(tau - 1) for tau in steps]  # of the tau - 1 steps before the last gradient
+    B = sum(w * (each**2).sum() for w, each in zip(c.w, first, strict=True))
+    C = max((1 - q**tau) / s.alpha * each.sum() for tau, each in zip(steps, first, strict=True))
+    noisy, unlike = ud.theory.fedprox(**told, sigma=1.0), ud.theory.fedprox(**told, kappa=1.0)
+    assert noisy.floor == pytest.approx(4 * s.lr * c.A / 3 + 6 * s.lr**2 * B)
+    assert unlike.floor == pytest.approx(12 * s.lr**2 * C)
+    assert B > c.B and C > c.C
+
+
 @pytest.mark.parametrize(
     "call, words",
     [
         (lambda: ud.theory.nova_constants([]), "steps lists the local steps"),
-        (lambda: ud.theory.nova_constants([2, 0]), "K must lie in"),
+        (lambda: ud.theory.nova_constants(5), "steps lists the local steps"),  # pyright: ignore
+        (lambda: ud.theory.nova_constants([2, 0]), "steps must lie in"),
+        (lambda: ud.theory.nova_constants([2, float("nan")]), "steps must be a whole number"),  # pyright: ignore
+        (lambda: ud.theory.nova_constants([2, 3], p=[float("nan"), 1.0]), "2 weights that are not negative"),
+        (
+            lambda: ud.theory.inconsistency_bound(-1.0, ud.theory.nova_constants([2]), kappa=1.0),
+            "surrogate must lie in",
+        ),
+        (lambda: ud.theory.fedavg_limit(quadratic(), steps=3, lr=9.0), r"do not end anywhere, .* not inside \(0, 2\)"),
         (lambda: ud.theory.nova_constants([2, 2.5]), "whole number"),  # pyright: ignore
-        (lambda: ud.theory.nova_constants([2, 3], p=[0.5, 0.6]), "weights that sum to one"),
-        (lambda: ud.theory.fedavg_limit(quadratic(), steps=[1, 2], lr=0.1), "6 clients, but 2"),
+        (
+            lambda: ud.theory.nova_constants([2, 3], p=[0.5, 0.6]),
+            "2 weights that are not negative and sum to one are needed",
+        ),
+        (
+            lambda: ud.theory.fedavg_limit(quadratic(), steps=[1, 2], lr=0.1),
+            "a number of steps for each client is needed, got clients = 6 and numbers = 2",
+        ),
         (lambda: ud.theory.fedavg_limit(quadratic(), steps=2, lr=0.0), "lr must lie in"),
         (lambda: ud.theory.fedavg_limit(quadratic(), steps=2, lr=0.1, mu=20.0), "alpha must"),
         (lambda: ud.theory.fedavg_limit(3, steps=2, lr=0.1), "ud.Quadratic is needed"),  # pyright: ignore

@@ -21,7 +21,7 @@ positive = st.floats(1e-2, 1e2)
     S=st.integers(1, 10),
     tau=st.integers(1, 60),
     K=st.integers(1, 20),
-    R=st.integers(1, 5000),
+    R=st.integers(60, 5000),
 )
 @settings(deadline=None)
 def test_step_sizes(tau: int, S: int, **k: Any) -> None:
@@ -91,6 +91,8 @@ def test_wrong_input_is_named() -> None:
     told: dict[str, Any] = {"L": 1.0, "Delta": 1.0, "G_tau": 1.0, "sigma": 0.0, "K": 2, "R": 9}
     with pytest.raises(ud.InvalidInput, match=r"S that divides N .* got N = 10 and S = 3"):
         ud.theory.ghbm(N=10, S=3, **told)
+    with pytest.raises(ud.InvalidInput, match="tau = N/S <= R is needed, got N/S = 10 and R = 9"):
+        ud.theory.ghbm(N=10, S=1, **told)
     with pytest.raises(ud.InvalidInput, match="S <= N is needed, got S = 4 and N = 3"):
         ud.theory.missed_clients(3, 4, 1)
     with pytest.raises(ud.InvalidInput, match=r"tau must lie in \[1, inf\)"):

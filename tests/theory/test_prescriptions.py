@@ -224,3 +224,34 @@ def test_nothing_that_is_prescribed_diverges(case: Case) -> None:
             assert gaps[-1].sum() <= start.sum(), (case.__name__, seed)
         if case not in SURROGATE + NONE and "decay" not in vars(setting):
             assert np.mean(squares[:-1]) <= setting.bound(rounds), (case.__name__, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_variance_reduced_forms_on_samples_with_hessians_of_their_own(seed: int) -> None:
+    """Least squares: L is the largest |a_s|^2 of a sample, sigma the noise as far away as the start."""
+    rng = np.random.default_rng(seed)
+    A, N, K, R = rng.normal(size=(6, 12, 3)), 6, 3, 60
+    b = np.einsum("ijk,ik->ij", A, rng.normal(size=(N, 3))) + rng.normal(size=(N, 12))
+    problem = ud.LeastSquares(torch.as_tensor(A), torch.as_tensor(b))
+    x0 = problem.optimum + torch.as_tensor(rng.normal(size=3))
+    found = ud.theory.estimate(problem, x0, batch=1)
+    L = float((A**2).sum(2).max())
+    assert L > found.L
+    told: dict[str, Any] = {
+        "L": L,
+        "Delta": problem.evaluate(x0)["gap"],
+        "sigma": 2 * found.sigma,
+        "N": N,
+        "K": K,
+        "R": R,
+    }
+    for setting, who in (
+        (ud.theory.fedavg_m_vr(G0=found.G0, **told), ud.Everyone()),
+        (ud.theory.scaffold_m_vr(S=2, **told), ud.Uniform(2)),
+    ):
+        local = setting.local(batch=1)
+        local = ud.Local(steps=local.steps, lr=local.lr, batch=1, replacement=True)
+        run = ud.run(setting.method(), problem, rounds=R, participation=who, local=local, x0=x0, seed=seed)
+        squares = [found.gradient**2, *(r.metrics["grad_norm"] ** 2 for r in run.history)]
+        assert np.mean(squares[:-1]) <= setting.bound()
+        assert run.final("gap", last=1) < 1.2 * told["Delta"]

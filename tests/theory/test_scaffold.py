@@ -27,14 +27,21 @@ def test_theorem_1(L: float, share: float, N: int, K: int, sigma: float, longer:
     mu = share * L
     R = int(np.ceil(longer * 8 * L / mu))
     s = ud.theory.scaffold_everyone(L=L, mu=mu, N=N, K=K, R=R, distance=2.0, sigma=sigma)
-    assert s.eta_g == pytest.approx(sqrt(N)) and s.option == 1
+    assert s.method() == ud.Scaffold(eta_g=sqrt(N), option=1, B=1)
     assert s.step == pytest.approx(K * s.eta_g * s.lr)
     assert s.lr <= 1 / (8 * L * s.eta_g * K) * (1 + 1e-9)
     assert s.decay == pytest.approx(1 - mu * s.step / 2)
     assert mu * (s.step / 2) * R >= 0.5 - 1e-9  # what Lemma 5 needs
     if sigma == 0:
         assert s.step == pytest.approx(1 / (8 * L))
-        assert s.bound() == pytest.approx(3 * mu * 4 * (1 - mu / (16 * L)) ** R)
+        weights = (1 - mu / (16 * L)) ** -np.arange(0.0, R + 1)  # Lemma 5: d_0 / (eta W_R)
+        assert s.bound() == pytest.approx(4 * 16 * L / weights.sum())
+        assert s.bound() <= 3 * mu * 4 * (1 - mu / (16 * L)) ** R
+    else:
+        harmonic = sum(1 / k for k in range(1, K + 1))
+        c = 4 * sigma**2 * (2 / (K * N) + (K > 1) * 5 / 48 * (1 + 1.5 * harmonic / K) / N)
+        eta = min(1 / (16 * L), log(max(2, mu**2 * R * 4 / c)) / (mu * R))
+        assert (s.step, s.floor) == pytest.approx((2 * eta, c * eta))
 
 
 @given(
@@ -54,8 +61,8 @@ def test_theorem_2(L: float, share: float, N: int, part: float, K: int, sigma: f
     limit = min(1 / (81 * L), S / (15 * mu * N))
     assert s.step <= limit * (1 + 1e-9)
     if sigma:
-        d0 = 4 + 9 * N / S * limit**2 * 3
-        c = 2 * sigma**2 / K * (12 / S + 1 / S)
+        d0 = 4 + 18 * N / S * limit**2 * 3
+        c = 2 * sigma**2 / K * (24 / S + 13 / 9 / S)
         eta = min(limit / 2, log(max(2, mu**2 * R * d0 / c)) / (mu * R))
         assert s.step == pytest.approx(2 * eta)
     else:

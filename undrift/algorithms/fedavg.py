@@ -71,11 +71,11 @@ class FedProx:
     def server(self, x: Vec) -> Server:
         return Server(x)
 
-    def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
-        def step(y: Vec) -> Vec:
-            return work.step(y, work.grad(y) + self.mu * (y - down.x))
+    def solve(self, work: Work, x: Vec) -> Vec:
+        return work.loop(lambda y: work.step(y, work.grad(y) + self.mu * (y - x)), x)
 
-        return Up(down.x - work.loop(step, down.x)), None
+    def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
+        return Up(down.x - self.solve(work, down.x)), None
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         return Server(server.x - self.server_lr * mean.delta)

@@ -72,11 +72,11 @@ class FedAsync:
     def discount(self, staleness: Vec) -> Vec:
         return s(self.staleness, staleness, self.a, self.b)
 
-    def local(self, down: Down, client: None, work: Work) -> tuple[Model, None]:
-        def step(y: Vec) -> Vec:
-            return work.step(y, work.grad(y) + self.rho * (y - down.x))
+    def solve(self, work: Work, x: Vec) -> Vec:
+        return work.loop(lambda y: work.step(y, work.grad(y) + self.rho * (y - x)), x)
 
-        return Model(work.loop(step, down.x)), None
+    def local(self, down: Down, client: None, work: Work) -> tuple[Model, None]:
+        return Model(self.solve(work, down.x)), None
 
     def update(self, server: Server, mean: Model, cohort: Cohort) -> Server:
         mixed = self.alpha * float(cohort.weights @ self.discount(cohort.staleness))

@@ -66,15 +66,15 @@ class FedNova:
     def server(self, x: Vec) -> Server:
         return Server(x, buf=0 * x)
 
+    def solve(self, work: Work, x: Vec) -> Vec:
+        def step(y: Vec) -> Vec:
+            return work.step(y, work.grad(y), self.rho) - work.lr * self.mu * (y - x)
+
+        return work.loop(step, x)
+
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
-        def solve(work: Work, x: Vec) -> Vec:
-            def step(y: Vec) -> Vec:
-                return work.step(y, work.grad(y), self.rho) - work.lr * self.mu * (y - x)
-
-            return work.loop(step, x)
-
-        a = -solve(work.unit, work.zero) / work.lr
-        delta = down.x - solve(work, down.x)
+        a = -self.solve(work.unit, work.zero) / work.lr
+        delta = down.x - self.solve(work, down.x)
         if self.w == "pa":
             return Up(delta / work.lr, a), None  # a_i d_i, whose mean is divided by the mean of a_i
         return Up(delta / (work.lr * a), work.K if self.tau_eff == "steps" else a), None

@@ -93,8 +93,8 @@ class GHBMServer:
     eta: float = hyper(default=1.0, within="[0, inf)")
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
-    client, send, local, for_run = stateless, send_model, local_sgd, tau_for_run
-    averaged_rounds = averaged_rounds
+    client, send, local = stateless, send_model, local_sgd
+    for_run, averaged_rounds = tau_for_run, averaged_rounds
 
     def server(self, x: Vec) -> Server:
         return Server(x, past=())

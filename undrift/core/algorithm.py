@@ -179,6 +179,15 @@ class MayNormalise(Protocol):
 
 
 @runtime_checkable
+class HasSolver(Protocol):
+    """A method whose local steps have more in them than gradients, such as a proximal term, and are linear in these."""
+
+    def solve(self, work: Work, x: Vec) -> Vec:
+        """y after the local steps from x."""
+        ...
+
+
+@runtime_checkable
 class Recounts(Protocol):
     """A method whose server keeps the sum of all clients' states and can rebuild it, where clients may lose theirs."""
 

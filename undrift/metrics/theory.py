@@ -11,27 +11,31 @@ x is the server's model before the round, f_i includes the weight decay of `ud.L
     chi2             sum_i (p_i - w_i)^2 / w_i over the cohort, w_i the weights that steps imply          Wang et al. (103)
     tau_error        |mean of the last tau rounds' pseudo-gradients - G|^2 / |G|^2, G that of all clients   Zaccone et al. Fig. 1
 
-p_i are the weights of the round's mean, which sum to one.  The mean pseudo-gradient of a round is that of x - y over its
+p_i are the weights of the round's mean, which sum to one; |a_i|_1 is the number of steps, or with local momentum or a proximal
+term what its linear solver makes of gradients that are all 1 (Wang et al., appendix B).  The mean pseudo-gradient of a round is that of x - y over its
 cohort; G is what it would have been with all clients, from the same model, states and minibatches.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from undrift.core.algorithm import AveragesRounds, HasControls, HasDirection, MayNormalise
+from undrift.core.algorithm import AveragesRounds, HasControls, HasDirection, HasSolver, MayNormalise
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import spec_of
-from undrift.core.optimiser import HeavyBall, Optimiser
+from undrift.core.optimiser import Optimiser
+from undrift.core.rng import Key
+from undrift.core.work import Ones, Solver, Work
 from undrift.metrics.gradients import gradients_at
 from undrift.metrics.personal import fine_tuned, lora_bias, not_of_adapters, not_of_clients
 from undrift.metrics.registry import METRICS, Metric, Probe, metric
 from undrift.problems import Problem
 from undrift.problems.protocols import HasFullGradient
-from undrift.theory.fednova import accumulation
 
 Numbers: TypeAlias = float | dict[str, float]
 NOTHING: dict[str, float] = {}  # in a round in which the server did not step
@@ -109,35 +113,42 @@ def error_of_window(probe: Probe, tau: int) -> Numbers:
 
 def _work(probe: Probe) -> tuple[np.ndarray, np.ndarray]:
     """Of each client of the cohort its weight p_i and |a_i|_1."""
-    cohort, optimiser = probe.cohort, probe.solver.optimiser
+    cohort, algorithm, solver = probe.cohort, probe.algorithm, probe.solver
     assert cohort is not None and cohort.steps is not None
-    rho = float(optimiser.momentum) if isinstance(optimiser, HeavyBall) else 0.0
-    a = [_length(int(K), rho) for K in cohort.steps.tolist()]
-    return cohort.weights.numpy(), np.array(a)
+    steps = cohort.steps.double()
+    if isinstance(algorithm, HasSolver) or solver.optimiser is not None:
+        steps = _lengths(algorithm, solver, cohort.steps.tolist())
+    return cohort.weights.numpy(), steps.numpy()
+
+
+def _lengths(algorithm: Any, solver: Solver, steps: Sequence[int]) -> Tensor:
+    """|a_i|_1: how far the local steps go on a model of one number whose gradient is 1, in units of lr."""
+    ones: Any = Ones(torch.zeros(1, dtype=torch.float64))
+    solver = replace(solver, lr=solver.lr or 1e-9)  # at lr = 0 its limit
+    work = Work(ones, solver, range(len(steps)), [int(K) for K in steps], Key(0, round=1), single=False).unit
+    solve = algorithm.solve if isinstance(algorithm, HasSolver) else _steps_of_optimiser
+    return -solve(work, work.zero).squeeze(1) / work.lr
+
+
+def _steps_of_optimiser(work: Work, x: Tensor) -> Tensor:
+    return work.loop(lambda y: work.step(y, work.grad(y)), x)
 
 
 def _normalises(algorithm: Any) -> bool:
     return algorithm.normalises if isinstance(algorithm, MayNormalise) else spec_of(algorithm).normalises
 
 
-@cache
-def _length(steps: int, rho: float) -> float:
-    return float(accumulation(steps, rho=rho).sum()) if rho else float(steps)
-
-
 # who is refused
 
 
 def _of_local_models(name: str, run: Run) -> str | None:
-    if not spec_of(run.algorithm).local_models:
-        return f"{spec_of(run.algorithm).name} has no local models"
-    return None
+    spec = spec_of(run.algorithm)
+    return None if spec.local_models else f"{spec.name} has no local models"
 
 
 def _of_gradients(name: str, run: Run) -> str | None:
-    if not isinstance(run.problem, HasFullGradient):
-        return f"{type(run.problem).__name__} has no full_grad(y, clients), the gradients of clients' objectives"
-    return None
+    lacking = f"{type(run.problem).__name__} has no full_grad(y, clients), the gradients of clients' objectives"
+    return None if isinstance(run.problem, HasFullGradient) else lacking
 
 
 def _of_direction(name: str, run: Run) -> str | None:
@@ -153,11 +164,9 @@ def _of_controls(name: str, run: Run) -> str | None:
 
 
 def _of_work(name: str, run: Run) -> str | None:
-    if not spec_of(run.algorithm).local_models:
-        return f"{spec_of(run.algorithm).name} has no local models"
-    if run.optimiser is not None and not isinstance(run.optimiser, HeavyBall):
-        return "it counts the steps of a linear client optimiser, 'sgd' or 'momentum'"
-    return None
+    if run.optimiser is not None and not run.optimiser.linear:
+        return "it counts the steps of a linear client optimiser, 'sgd', 'momentum' or 'nesterov'"
+    return _of_local_models(name, run)
 
 
 def _of_window(name: str, run: Run) -> str | None:

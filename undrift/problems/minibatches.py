@@ -24,6 +24,12 @@ class Minibatches:
     augmentation: Tensor | None  # what was drawn for each sample, `[S, K, batch, ...]`
     whole: bool  # whether every minibatch has as many samples as there is room for
 
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """Of every sample in its minibatch's mean, `[S, K, batch]`: none where a minibatch is short."""
+        counts = self.counts.unsqueeze(2)
+        numbers = torch.arange(self.samples.shape[2], device=counts.device)
+        return (numbers < counts) / counts.clamp(min=1).to(dtype)
+
     def widened(self, width: int) -> "Minibatches":
         """The same with room for so many samples in every minibatch, so that all visits have one shape."""
         more = width - self.samples.shape[2]

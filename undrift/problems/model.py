@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partialmethod
 from itertools import repeat
 from typing import Any
 
@@ -104,18 +104,19 @@ class ModelProblem:
         return self._draw(sources(self.parts, clients, repeat(key)), steps, batch)
 
     def draw_each(
-        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
+        self,
+        key: Key,
+        rounds: Sequence[int],
+        clients: Sequence[int],
+        steps: Sequence[int],
+        batch: int | None,
+        replacement: bool = False,
     ) -> Minibatches:
-        """The same where every client has a round of its own."""
+        """The same where every client has a round of its own; with `replacement` every sample is drawn on its own."""
         keys = [replace(key, round=t) for t in rounds]
-        return self._draw(sources(self.parts, clients, keys), steps, batch)
+        return self._draw(sources(self.parts, clients, keys), steps, batch, replacement)
 
-    def draw_with_replacement(
-        self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> Minibatches:
-        """The same with every sample drawn on its own."""
-        keys = [replace(key, round=t) for t in rounds]
-        return self._draw(sources(self.parts, clients, keys), steps, batch, replacement=True)
+    draw_with_replacement = partialmethod(draw_each, replacement=True)
 
     def _draw(
         self, each: Sequence[Source], steps: Sequence[int], batch: int | None, replacement: bool = False
@@ -257,11 +258,7 @@ class ModelProblem:
     def inputs(self, minibatches: Minibatches, K: int, batch: int | None) -> list[tuple[Tensor | None, ...]]:
         """What `grad_of` is given, step by step: samples, their shares in the mean if some are short, seeds, crops."""
         minibatches = minibatches.widened(self.widest(batch))
-        shares = None
-        if not minibatches.whole:
-            counts = minibatches.counts.unsqueeze(2)
-            numbers = torch.arange(minibatches.samples.shape[2], device=counts.device)
-            shares = (numbers < counts) / counts.clamp(min=1).to(self.x0.dtype)
+        shares = None if minibatches.whole else minibatches.shares(self.x0.dtype)
         each = (minibatches.samples, shares, minibatches.seeds, minibatches.augmentation)
         # contiguous, so that a step's tensors are laid out alike whatever the number of steps
         split = [[None] * K if x is None else x.transpose(0, 1).contiguous().unbind() for x in each]

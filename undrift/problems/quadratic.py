@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +33,7 @@ class Quadratic:
             raise InvalidInput(f"Quadratic needs H [N, d, d] and e [N, d]; got {list(H.shape)} and {list(e.shape)}")
         if H.dtype != e.dtype or not H.is_floating_point():
             raise InvalidInput(f"Quadratic needs H and e of one floating type; got {H.dtype} and {e.dtype}")
-        for name, value in (("H", H), ("e", e)):
-            bad = ~torch.isfinite(value).flatten(1).all(1)
-            if bad.any():
-                raise InvalidInput(f"{name} has NaN or Inf at client {int(bad.nonzero()[0])}")
+        check_finite(H=H, e=e)
         if not torch.allclose(H, H.mT, rtol=1e-5, atol=1e-8):
             raise InvalidInput("H must be symmetric: use (H + H.mT) / 2, which is the same f")
         if not 0 <= variance < np.inf:
@@ -66,21 +64,20 @@ class Quadratic:
     def steps_per_epoch(self, client: int, batch: int | None) -> int:
         return 1
 
-    def draw(
-        self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: int | None) -> Any:
+        """H_i, e_i and noise of each client; with samples instead in `ud.LeastSquares`."""
         return self.draw_each(key, [key.round] * len(clients), clients, steps, batch)
 
     def draw_each(
         self, key: Key, rounds: Sequence[int], clients: Sequence[int], steps: Sequence[int], batch: int | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Any:
         """The same where every client has a round of its own."""
         noise = self._noise(key, rounds, clients, steps) if self.variance else None
         return *self._of(clients), noise
 
     draw_with_replacement = draw_each  # there are no samples: every draw is on its own already
 
-    def grad(self, y: Tensor, minibatches: tuple[Tensor, Tensor, Tensor | None], k: int) -> Tensor:
+    def grad(self, y: Tensor, minibatches: Any, k: int) -> Tensor:
         H, e, noise = minibatches
         g = _gradient(H, e, y)
         if noise is None:
@@ -99,12 +96,10 @@ class Quadratic:
     def pieces(self) -> list[int]:
         return [self.H.shape[1]]
 
-    def resident(self) -> tuple[Tensor, ...]:
+    def resident(self) -> Sequence[Tensor]:
         return ()
 
-    def inputs(
-        self, minibatches: tuple[Tensor, Tensor, Tensor | None], K: int, batch: int | None
-    ) -> list[tuple[Tensor | None, ...]]:
+    def inputs(self, minibatches: Any, K: int, batch: int | None) -> list[tuple[Tensor | None, ...]]:
         """What `grad_of` is given, step by step."""
         H, e, noise = minibatches
         if noise is None:
@@ -146,6 +141,14 @@ class Quadratic:
             noise[row, :K] = stream(Purpose.NOISE, replace(key, round=t), i).standard_normal((K, d))
         scale = (self.variance / d) ** 0.5
         return torch.as_tensor(scale * noise, dtype=self.H.dtype, device=self.H.device)
+
+
+def check_finite(**tensors: Tensor) -> None:
+    """Name the first client in whose part of a tensor something is not finite."""
+    for name, value in tensors.items():
+        bad = ~torch.isfinite(value).flatten(1).all(1)
+        if bad.any():
+            raise InvalidInput(f"{name} has NaN or Inf at client {int(bad.nonzero()[0])}")
 
 
 def _gradient(H: Tensor, e: Tensor, y: Tensor) -> Tensor:

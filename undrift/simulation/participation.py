@@ -82,7 +82,7 @@ class Cyclic:
 
     def check(self, N: int, rounds: int) -> None:
         _at_most(self.S, N, "Cyclic")
-        check_value("Cyclic", "shuffle", self.shuffle, bool)
+        check_value("Cyclic", "shuffle", self.shuffle, bool, among=(False, True))
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         first, N = (round - 1) * self.S, len(weights)

@@ -17,59 +17,27 @@ from dataclasses import dataclass
 from math import ceil, e, inf, sqrt
 from typing import Any
 
-from undrift.theory.prescription import Prescription, check_constants, largest_root, named
+from undrift.core.hyper import method
+from undrift.theory.prescription import Prescription, check_constants, checked_rounds, largest_root
 
 
 @dataclass(frozen=True)
-class FedAvgMSetting(Prescription):
-    """beta and gamma of ud.FedAvg_M."""
+class MomentumSetting(Prescription):
+    """beta, gamma and, where the start takes minibatches, B of ud.FedAvg_M, ud.ScaffoldM or one of their -VR forms."""
 
+    name: str
     beta: float
     gamma: float
+    B: int | None = None
 
     def method(self) -> Any:
-        return named("fedavg-m", beta=self.beta, gamma=self.gamma)
-
-
-@dataclass(frozen=True)
-class FedAvgMVRSetting(Prescription):
-    """beta, gamma and B of ud.FedAvg_M_VR."""
-
-    beta: float
-    gamma: float
-    B: int
-
-    def method(self) -> Any:
-        return named("fedavg-m-vr", beta=self.beta, gamma=self.gamma, B=self.B)
-
-
-@dataclass(frozen=True)
-class ScaffoldMSetting(Prescription):
-    """beta, gamma and B of ud.ScaffoldM."""
-
-    beta: float
-    gamma: float
-    B: int
-
-    def method(self) -> Any:
-        return named("scaffold-m", beta=self.beta, gamma=self.gamma, B=self.B)
-
-
-@dataclass(frozen=True)
-class ScaffoldMVRSetting(Prescription):
-    """beta, gamma and B of ud.ScaffoldMVR."""
-
-    beta: float
-    gamma: float
-    B: int
-
-    def method(self) -> Any:
-        return named("scaffold-m-vr", beta=self.beta, gamma=self.gamma, B=self.B)
+        start = {} if self.B is None else {"B": self.B}
+        return method(self.name, beta=self.beta, gamma=self.gamma, **start)
 
 
 def fedavg_m(
     *, L: float, Delta: float, G0: float, sigma: float, N: int, K: int, R: int, c: float = 1.0
-) -> FedAvgMSetting:
+) -> MomentumSetting:
     """FedAvg-M with all clients, Theorem 11, (5).
 
     >>> setting = fedavg_m(L=1.0, Delta=2.0, G0=3.0, sigma=1.0, N=10, K=5, R=1000)
@@ -93,13 +61,14 @@ def fedavg_m(
         1 / sqrt(288 * e * ((1 - beta) ** 2 + e * (beta * g * R) ** 2)),  # Lemma 10
         sqrt(largest_root(8 * beta**3, 4 * beta / K, 2 / (N * K))),  # Theorem 11
     )
-    return FedAvgMSetting(
+    return MomentumSetting(
         source,
         R,
         K,
         lr=x / (K * L),
         transient=7 * Delta / gamma + 39 / (8 * beta) * 2 * L * Delta,
         floor=78 * (e * beta * x) ** 2 * G0 + 39 / 2 * beta * sigma**2 / (N * K),
+        name="fedavg-m",
         beta=beta,
         gamma=gamma,
     )
@@ -107,7 +76,7 @@ def fedavg_m(
 
 def fedavg_m_vr(
     *, L: float, Delta: float, G0: float, sigma: float, N: int, K: int, R: int, c: float = 1.0
-) -> FedAvgMVRSetting:
+) -> MomentumSetting:
     """FedAvg-M-VR with all clients, Theorem 15, (8).  L is the smoothness of single samples.
 
     >>> setting = fedavg_m_vr(L=1.0, Delta=2.0, G0=3.0, sigma=1.0, N=10, K=5, R=1000)
@@ -129,13 +98,14 @@ def fedavg_m_vr(
         sqrt(largest_root(256, 128 / K, beta**2 / (18 * g**2))),
     )
     B = ceil(K / (R * beta**2))
-    return FedAvgMVRSetting(
+    return MomentumSetting(
         source,
         R,
         K,
         lr=x / (K * L),
         transient=7 * Delta / gamma + 39 / (8 * beta) * sigma**2 / (N * B),
         floor=312 * (e * x) ** 2 * G0 + 39 / 2 * beta * sigma**2 / (N * K),
+        name="fedavg-m-vr",
         beta=beta,
         gamma=gamma,
         B=B,
@@ -144,7 +114,7 @@ def fedavg_m_vr(
 
 def scaffold_m(
     *, L: float, Delta: float, G0: float, sigma: float, N: int, S: int, K: int, R: int, c: float = 1.0
-) -> ScaffoldMSetting:
+) -> MomentumSetting:
     """SCAFFOLD-M with S of N clients, Theorem 19, (9), with the gamma that Lemma 16 allows (errata 24).
 
     >>> setting = scaffold_m(L=1.0, Delta=2.0, G0=3.0, sigma=0.0, N=64, S=4, K=5, R=100)
@@ -168,20 +138,21 @@ def scaffold_m(
         sqrt(4 / (80 * e * beta * S)),
     )
     B = ceil(N * K / (S * R))
-    return ScaffoldMSetting(
+    return MomentumSetting(
         source,
         R,
         K,
         lr=x / (K * L),
         transient=7 * Delta * L / g + 39 / (8 * beta) * 2 * L * Delta + 585 / 4 * beta * N / S**2 * sigma**2 / B,
         floor=390 * beta * sigma**2 / (S * K),
+        name="scaffold-m",
         beta=beta,
         gamma=g / L,
         B=B,
     )
 
 
-def scaffold_m_vr(*, L: float, Delta: float, sigma: float, N: int, S: int, K: int, R: int) -> ScaffoldMVRSetting:
+def scaffold_m_vr(*, L: float, Delta: float, sigma: float, N: int, S: int, K: int, R: int) -> MomentumSetting:
     """SCAFFOLD-M-VR with S of N clients, Theorem 22, (11), with the gamma that its lemmas allow (errata 24).
 
     >>> setting = scaffold_m_vr(L=1.0, Delta=2.0, sigma=0.0, N=64, S=4, K=5, R=100)
@@ -207,13 +178,14 @@ def scaffold_m_vr(*, L: float, Delta: float, sigma: float, N: int, S: int, K: in
         sqrt(beta / (720 * S)),
     )
     B = ceil(max(S * K / (N * R * beta**2), N * K / (S * R)))
-    return ScaffoldMVRSetting(
+    return MomentumSetting(
         source,
         R,
         K,
         lr=x / (K * L),
         transient=7 * Delta * L / g + 39 / (8 * beta) * sigma**2 / (N * B) + 585 / 8 * beta * N / S**2 * sigma**2 / B,
         floor=585 / 2 * beta * sigma**2 / (S * K),
+        name="scaffold-m-vr",
         beta=beta,
         gamma=g / L,
         B=B,
@@ -229,6 +201,7 @@ def fedavg_m_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, K: in
     >>> fedavg_m_rate(100, L=1.0, Delta=2.0, sigma=0.0, N=10, K=5)
     0.02
     """
+    R = checked_rounds("fedavg_m_rate", R, L=L, Delta=Delta, sigma=sigma, N=N, K=K)
     return (L * Delta * sigma**2 / (N * K * R)) ** 0.5 + L * Delta / R
 
 
@@ -238,6 +211,7 @@ def fedavg_m_vr_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, K:
     >>> fedavg_m_vr_rate(100, L=1.0, Delta=2.0, sigma=0.0, N=10, K=5)
     0.02
     """
+    R = checked_rounds("fedavg_m_vr_rate", R, L=L, Delta=Delta, sigma=sigma, N=N, K=K)
     return (L * Delta * sigma / (N * K * R)) ** (2 / 3) + L * Delta / R
 
 
@@ -247,6 +221,7 @@ def scaffold_m_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, S: 
     >>> scaffold_m_rate(100, L=1.0, Delta=2.0, sigma=0.0, N=8, S=4, K=5)
     0.04
     """
+    R = checked_rounds("scaffold_m_rate", R, L=L, Delta=Delta, sigma=sigma, N=N, S=S, K=K)
     slower = 1 + N ** (2 / 3) / S
     return (L * Delta * sigma**2 / (S * K * R)) ** 0.5 + L * Delta * slower / R
 
@@ -257,6 +232,7 @@ def scaffold_m_vr_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, 
     >>> scaffold_m_vr_rate(100, L=1.0, Delta=2.0, sigma=0.0, N=16, S=4, K=5)
     0.04
     """
+    R = checked_rounds("scaffold_m_vr_rate", R, L=L, Delta=Delta, sigma=sigma, N=N, S=S, K=K)
     slower = 1 + N**0.5 / S
     return (L * Delta * sigma / (S * K**0.5 * R)) ** (2 / 3) + L * Delta * slower / R
 
@@ -269,7 +245,7 @@ def momentum_error_floor(*, beta: float, sigma: float, N: int, K: int) -> float:
     >>> momentum_error_floor(beta=1.0, sigma=2.0, N=4, K=5)
     0.2
     """
-    check_constants("momentum_error_floor", sigma=sigma, N=N, K=K, c=beta)
+    check_constants("momentum_error_floor", beta=beta, sigma=sigma, N=N, K=K)
     return beta / (2 - beta) * sigma**2 / (N * K)
 
 

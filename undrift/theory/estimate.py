@@ -13,6 +13,7 @@ from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
 from undrift.problems import Problem
+from undrift.problems.protocols import HasFullGradient
 
 HELD = 20_000_000  # numbers in the vectors that are kept at a time
 
@@ -22,7 +23,8 @@ class Constants:
     """What `estimate` found at a point x.
 
     L, mu          the largest and the smallest curvature over clients: smoothness and strong convexity of every f_i;
-                   mu is None where it is not positive, or could not be told in so many iterations
+                   mu is None where it is not positive, or could not be told in so many iterations.  Single samples, which
+                   the -VR forms ask for, may be curved more
     L_f, mu_f      the same of f
     sigma          sqrt of the largest E|g - grad f_i|^2 over clients, of minibatches
     zeta           sqrt of sum_i p_i |grad f_i - grad f|^2
@@ -68,6 +70,9 @@ def estimate(
     >>> [round(value, 9) for value in (found.L, found.mu, found.L_f, found.mu_f, found.sigma, found.zeta)]
     [2.0, 0.25, 1.5, 0.375, 0.0, 0.5]
     """
+    if not isinstance(problem, HasFullGradient):
+        raise InvalidInput(f"estimate: {type(problem).__name__} has no full_grad(y, clients), clients' exact gradients")
+    check_value("estimate", "batch", batch, int, None, within="[1, inf)")
     check_value("estimate", "iterations", iterations, int, within="[1, inf)")
     check_value("estimate", "draws", draws, int, within="[2, inf)")
     x = problem.x0 if x is None else torch.as_tensor(x)

@@ -22,11 +22,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from undrift.core.algorithm import DependsOnRun
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value
+from undrift.core.hyper import check_value, method
 from undrift.problems.quadratic import Quadratic
 from undrift.theory.fednova import local_maps
-from undrift.theory.prescription import Prescription, check_constants, named, refuse, require
+from undrift.theory.prescription import Prescription, check_constants, checked_rounds, refuse, require
 
 
 class Stage(NamedTuple):
@@ -42,47 +43,33 @@ class Stage(NamedTuple):
 class Staged(Protocol):
     """A server schedule in stages, as ud.MultistageFedGM is."""
 
-    @property
-    def stages(self) -> Sequence[Any]: ...
+    stages: Sequence[Any]
 
 
 @runtime_checkable
 class SingleStage(Protocol):
     """A server with one setting for all rounds, as ud.FedGM is."""
 
-    @property
-    def eta(self) -> Any: ...
-
-    @property
-    def beta(self) -> Any: ...
-
-    @property
-    def nu(self) -> Any: ...
+    eta: Any
+    beta: Any
+    nu: Any
 
 
 @dataclass(frozen=True)
 class FedGMSetting(Prescription):
-    """The schedule as it was given, with the local step size that goes with it."""
+    """The server as it was given, with the local step size that goes with it."""
 
-    schedule: Any
+    server: Any
     stages: tuple[Stage, ...]
 
     def method(self) -> Any:
-        return self.schedule
+        return self.server
 
     def bound(self, rounds: Any = None) -> Any:
         """The theorem's bound on the mean over stages of their mean E|grad f(x)|^2; in stages, of the whole run only."""
-        if len(self.stages) > 1 and rounds is not None and np.any(np.asarray(rounds) != self.rounds):
+        if len(self.stages) > 1 and np.any(self.checked(rounds) != self.rounds):
             raise InvalidInput(f"{self.source}: in stages the bound is that of all {self.rounds} rounds, got {rounds}")
         return super().bound(rounds)
-
-
-@dataclass(frozen=True)
-class AutonomousFedGMSetting(FedGMSetting):
-    """The same for ud.AutonomousFedGM."""
-
-    def method(self) -> Any:
-        return named("autonomous-fedgm", schedule=self.schedule)
 
 
 class _Schedule(NamedTuple):
@@ -120,7 +107,7 @@ def fedgm(
     theorem = "4.1" if m == N else "4.6"
     source = f"FedGM (Sun et al., Theorem {theorem})"
     check_constants(source, L=L, Delta=Delta, N=N, S=m, K=K, R=R, sigma_l=sigma_l, sigma_g=sigma_g)
-    stages, mean, mean2, _, C, W1, W2 = _schedule(source, schedule, R)
+    stages, mean, mean2, _, C, W1, W2 = _schedule(source, schedule, N, m, R)
     n = len(stages)
     size = C * (1 + L * mean + L**2 * W1**2 * (C if m == N else 1))
     if m == N:
@@ -144,7 +131,7 @@ def fedgm(
         lr,
         transient=64 / 17 * Delta / (n * W2 * lr * K) * R,
         floor=psi_l * sigma_l**2 + psi_g * sigma_g**2,
-        schedule=schedule,
+        server=schedule,
         stages=stages,
     )
 
@@ -161,10 +148,11 @@ def autonomous_fedgm(
     delay: int = 0,
     sigma_l: float = 0.0,
     sigma_g: float = 0.0,
-) -> AutonomousFedGMSetting:
+) -> FedGMSetting:
     """The largest local step size for a ud.AutonomousFedGM whose updates are at most `delay` rounds late: Theorem 5.1.
 
-    K is the largest number of local steps.  Updates are divided by their number of steps.
+    K is the largest number of local steps, which the bound takes everyone to make; updates are divided by their number, and
+    who takes part is drawn uniformly.
 
     >>> import undrift as ud
     >>> server = ud.FedGM(eta=2.0, beta=0.5, nu=0.5)
@@ -174,7 +162,8 @@ def autonomous_fedgm(
     """
     source = "Autonomous FedGM (Sun et al., Theorem 5.1)"
     check_constants(source, L=L, Delta=Delta, N=N, S=S, K=K, R=R, delay=delay, sigma_l=sigma_l, sigma_g=sigma_g)
-    stages, mean, mean2, mean3, C, W1, W2 = _schedule(source, schedule, R)
+    require(delay <= R, source, "delay <= R", delay=delay, R=R)
+    stages, mean, mean2, mean3, C, W1, W2 = _schedule(source, schedule, N, S, R)
     lr = min(
         1 / (8 * K * L),
         1 / (L * K * sqrt(120 * C * delay)) if delay else inf,
@@ -184,20 +173,22 @@ def autonomous_fedgm(
         4 * L**2 * delay**2 * mean3 * lr**2 + 2 * L**2 * W1**2 * mean * lr + 2 * mean * lr + 2 * L * mean2 * lr
     )
     phi_g = 120 * lr**2 * L**2 * R * mean * K**2 / W2
-    return AutonomousFedGMSetting(
+    return FedGMSetting(
         source,
         R,
         K,
         lr,
         transient=4 * Delta / (len(stages) * W2 * lr) * R,
         floor=phi_l * sigma_l**2 + phi_g * sigma_g**2,
-        schedule=schedule,
+        server=method("autonomous-fedgm", schedule=schedule),
         stages=stages,
     )
 
 
-def _schedule(source: str, schedule: Any, R: int) -> _Schedule:
-    """The stages of a schedule, with (3) checked."""
+def _schedule(source: str, schedule: Any, N: int, S: int, R: int) -> _Schedule:
+    """The stages of a schedule in a run, with (3) checked."""
+    if isinstance(schedule, DependsOnRun):
+        schedule = schedule.for_run(N, S, R)
     if isinstance(schedule, Staged):
         stages = tuple(Stage(s.eta, s.beta, s.nu, s.rounds) for s in schedule.stages)
     elif isinstance(schedule, SingleStage):
@@ -209,7 +200,7 @@ def _schedule(source: str, schedule: Any, R: int) -> _Schedule:
         check_value(source, "beta", s.beta, float, within="[0, 1)")
         check_value(source, "nu", s.nu, float, within="[0, 1]")
     total = sum(s.rounds for s in stages)
-    require(total == R, source, "sum of T_s = R", **{"the sum": total, "R": R})
+    require(total == R, source, "sum of T_s = R", **{"the sum": total}, R=R)
     for before, after in zip(stages, stages[1:], strict=False):
         if after.eta > before.eta:
             refuse(source, "eta_s that does not rise", eta_s=before.eta, then=after.eta)
@@ -233,6 +224,7 @@ def fedgm_rate(R: Any, *, N: int, K: int, S: int | None = None) -> Any:
     >>> fedgm_rate(100, N=10, K=10), round(fedgm_rate(100, N=10, K=10, S=5), 3)
     (0.01, 0.141)
     """
+    R = checked_rounds("fedgm_rate", R, N=N, K=K, S=N if S is None else S)
     return (N * K * R) ** -0.5 if S is None or S == N else (K / (S * R)) ** 0.5
 
 
@@ -242,6 +234,7 @@ def autonomous_fedgm_rate(R: Any, *, S: int, K: int, delay: int = 0) -> Any:
     >>> round(autonomous_fedgm_rate(10_000, S=5, K=2, delay=3), 6)
     0.004462
     """
+    R = checked_rounds("autonomous_fedgm_rate", R, S=S, N=S, K=K, delay=delay)
     return (S * K * R) ** -0.5 + delay**2 / R + K**2 / R
 
 
@@ -275,13 +268,10 @@ def largest_server_step(
     >>> round(largest_server_step(problem, steps=1, lr=0.5, beta=0.9, nu=1.0), 6)
     76.0
     """
-    check_constants("largest_server_step", lr=lr)
     p, maps = local_maps(problem, steps, lr)
-    M = np.einsum("n,nij,njk->ik", p, maps, problem.H.double().cpu().numpy())
-    m = np.linalg.eigvals(M)
-    if m.real.min() <= 0:
+    m = np.linalg.eigvalsh(np.einsum("n,nij,njk->ik", p, maps, problem.H.double().cpu().numpy()))
+    if m.min() <= 0:
         raise InvalidInput(
-            f"largest_server_step: FedAvg itself does not contract in every direction with lr = {lr}: "
-            f"take lr below 2 / L"
+            f"largest_server_step: FedAvg itself does not contract in every direction with lr = {lr}: take lr below 2 / L"
         )
-    return 2 * server_step_gain(beta, nu) / float(m.real.max())
+    return 2 * server_step_gain(beta, nu) / float(m.max())

@@ -11,10 +11,13 @@ Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, appendices A to F.
     chi2(p || w) = sum_i (p_i - w_i)^2 / w_i                                                                   (103)
 
 B2 and kappa are beta^2 and kappa of Assumption 3: sum_i w_i |grad F_i|^2 <= beta^2 |sum_i w_i grad F_i|^2 + kappa^2.
+
+(69) takes the weights of all tau_i steps for those of the first k, which with a proximal term are larger: the bounds here
+have the smallest weight in place of the last, a_{i,-1}, in B and C (errata 28).  Without that term they are the same.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
@@ -23,8 +26,9 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value, method
 from undrift.problems.quadratic import Quadratic
-from undrift.theory.prescription import Prescription, check_constants, named, refuse
+from undrift.theory.prescription import Prescription, check_constants, checked_rounds, refuse, require
 
 Steps = int | Sequence[int]
 
@@ -80,25 +84,27 @@ def nova_constants(
     steps = _steps(source, steps)
     weights = _weights(source, p, len(steps))
     a = [accumulation(tau, alpha=alpha, rho=rho) for tau in steps]
-    one = np.array([each.sum() for each in a])
-    two = np.array([each @ each for each in a])
-    last = np.array([each[-1] for each in a])
+    one, two = (np.array([np.sum(each**power) for each in a]) for power in (1, 2))
     w = weights if normalised else weights * one / (weights @ one)
-    if isinstance(tau_eff, str):
-        if tau_eff not in ("a", "steps"):
-            raise InvalidInput(f"{source}: tau_eff is 'a', 'steps' or a number, got {tau_eff!r}")
-        tau = float(weights @ (one if tau_eff == "a" else np.array(steps)))
-    else:
-        tau = float(tau_eff)
+    known = {"a": one, "steps": np.array(steps)}
+    if isinstance(tau_eff, str) and tau_eff in known:
+        tau_eff = float(weights @ known[tau_eff])
+    check_value(source, "tau_eff ('a', 'steps' or a number)", tau_eff, float, within="(0, inf)")
     return NovaConstants(
-        tau_eff=tau,
+        tau_eff=float(tau_eff),
         w=w,
-        A=float(len(steps) * tau * (w**2 * two / one**2).sum()),
-        B=float(w @ (two - last**2)),
-        C=float((one * (one - last)).max()),
+        A=float(len(steps) * tau_eff * (w**2 * two / one**2).sum()),
+        **_drift_constants(a, w, [each[-1] for each in a]),
         chi2=chi2(weights, w),
         longest=float(one.max()),
     )
+
+
+def _drift_constants(a: list[np.ndarray], w: np.ndarray, left_out: list[float]) -> dict[str, float]:
+    """B and C, (94) and (95), with the weight that either leaves out of each a_i."""
+    B = sum(w_i * (each @ each - own**2) for w_i, each, own in zip(w, a, left_out, strict=True))
+    C = max(each.sum() * (each.sum() - own) for each, own in zip(a, left_out, strict=True))
+    return {"B": float(B), "C": float(C)}
 
 
 def chi2(p: Any, w: Any) -> float:
@@ -107,12 +113,10 @@ def chi2(p: Any, w: Any) -> float:
     >>> round(chi2([0.5, 0.5], [0.3, 0.7]), 6)
     0.190476
     """
-    p, w = np.asarray(p, dtype=float), np.asarray(w, dtype=float)
+    p, w = np.asarray(p), np.asarray(w)
     if p.shape != w.shape or p.ndim != 1:
         raise InvalidInput(f"chi2: p and w are two lists of one length, got {p.shape} and {w.shape}")
-    for name, each in (("p", p), ("w", w)):
-        if not np.isfinite(each).all() or each.min() < 0 or abs(each.sum() - 1) > 1e-6:
-            raise InvalidInput(f"chi2: {name} must be positive and sum to one, got {each.tolist()}")
+    p, w = (_weights(f"chi2: {name}", each, len(each)) for name, each in (("p", p), ("w", w)))
     if ((w == 0) & (p > 0)).any():
         i = int(((w == 0) & (p > 0)).argmax())
         raise InvalidInput(f"chi2: w_{i} is 0 where p_{i} = {p[i]:g}, which makes chi2 infinite")
@@ -125,6 +129,8 @@ def chi2(p: Any, w: Any) -> float:
 
 def fedavg_limit(problem: Quadratic, *, steps: Steps, lr: float, mu: float = 0.0, rho: float = 0.0) -> Tensor:
     """Where FedAvg (FedProx with mu, local momentum with rho) ends with all clients on a quadratic, (28).
+
+    With both, the proximal term stays out of the momentum, as in ud.FedNova(w="pa").
 
     >>> import torch, undrift as ud
     >>> H, e = torch.ones(2, 1, 1, dtype=torch.float64), torch.tensor([[2.0], [-2.0]], dtype=torch.float64)
@@ -150,10 +156,17 @@ def fednova_limit(problem: Quadratic, *, steps: Steps, lr: float, mu: float = 0.
 def _limit(problem: Quadratic, steps: Steps, lr: float, mu: float, rho: float, normalised: bool) -> Tensor:
     p, K = local_maps(problem, steps, lr, mu, rho)
     if normalised:
-        norms = [accumulation(t, alpha=lr * mu, rho=rho).sum() for t in _each(problem, steps)]
-        p = p / np.array(norms)
+        norms = np.array([accumulation(t, alpha=lr * mu, rho=rho).sum() for t in _each(problem, steps)])
+        p = (p @ norms) * p / norms
     H, e = (each.double().cpu().numpy() for each in (problem.H, problem.e))
-    x = np.linalg.solve(np.einsum("n,nij,njk->ik", p, K, H), np.einsum("n,nij,nj->i", p, K, e))
+    M = np.einsum("n,nij,njk->ik", p, K, H)  # x - x_limit shrinks by I - M in a round
+    m = np.linalg.eigvalsh(M)
+    if not 1e-12 * m.max() < m.min() <= m.max() < 2:
+        raise InvalidInput(
+            f"limits on quadratics: with lr = {lr} rounds do not end anywhere, as sum_i p_i K_i H_i (28) has eigenvalues "
+            f"from {m.min():.6g} to {m.max():.6g}, not inside (0, 2): take a smaller lr, and an f with one minimum"
+        )
+    x = np.linalg.solve(M, np.einsum("n,nij,nj->i", p, K, e))
     return torch.as_tensor(x, dtype=problem.H.dtype, device=problem.H.device)
 
 
@@ -191,7 +204,7 @@ class FedNovaSetting(Prescription):
     tau_eff: float | str
 
     def method(self) -> Any:
-        return named("fednova", rho=self.rho, tau_eff=self.tau_eff)
+        return method("fednova", rho=self.rho, tau_eff=self.tau_eff)
 
 
 @dataclass(frozen=True)
@@ -202,7 +215,7 @@ class FedProxSetting(Prescription):
     alpha: float
 
     def method(self) -> Any:
-        return named("fedprox", mu=self.mu)
+        return method("fedprox", mu=self.mu)
 
 
 def largest_lr(constants: NovaConstants, *, L: float, B2: float = 1.0) -> float:
@@ -254,7 +267,7 @@ def fedprox(
     """FedProx with all clients and p_i = 1/m, Corollary 2: alpha = sqrt(m / tau_bar) / R^(1/6), so mu = R^(1/3).
 
     lr = sqrt(m / (tau_bar R)) as in C.8, which must satisfy (101); alpha must be below 1.  The bound is on the gradient of
-    the surrogate, sum_i w_i f_i, as in the corollary.
+    the surrogate, sum_i w_i f_i, as in the corollary, and Delta and kappa are those of the surrogate.
 
     >>> setting = fedprox(L=1.0, Delta=1.0, steps=[30, 70], R=1000)
     >>> round(setting.mu, 6), round(setting.alpha, 5)
@@ -271,6 +284,8 @@ def fedprox(
     lr = sqrt(share / R)
     found = nova_constants(taus, alpha=alpha)
     _check_101(source, lr, largest_lr(found, L=L, B2=B2), share, R)
+    a = [accumulation(tau, alpha=alpha) for tau in taus]
+    found = replace(found, **_drift_constants(a, found.w, [each.min() for each in a]))  # errata 28
     transient, floor = _bound(found, lr, L, Delta, sigma, kappa, len(taus))
     return FedProxSetting(source, R, taus, lr, transient, floor, mu=alpha / lr, alpha=alpha)
 
@@ -297,7 +312,9 @@ def inconsistency_bound(surrogate: float, constants: NovaConstants, *, kappa: fl
     >>> round(inconsistency_bound(0.0, nova_constants([3, 7]), kappa=1.0), 6)
     0.380952
     """
-    check_constants("FedNova (Wang et al., Theorem 2)", kappa=kappa, B2=B2)
+    source = "FedNova (Wang et al., Theorem 2)"
+    check_constants(source, kappa=kappa, B2=B2)
+    check_value(source, "surrogate", surrogate, float, within="[0, inf)")
     X = constants.chi2
     return 2 * (X * (B2 - 1) + 1) * surrogate + 2 * X * kappa**2
 
@@ -308,6 +325,7 @@ def fednova_rate(R: Any, *, steps: Sequence[int], sigma: float = 1.0, kappa: flo
     >>> round(fednova_rate(10_000, steps=[4, 4]), 5)
     0.00782
     """
+    R = checked_rounds("fednova_rate", R, sigma=sigma, kappa=kappa)
     taus = _steps("fednova_rate", steps)
     found = nova_constants(taus, normalised=True, **options)
     m, mean = len(taus), float(np.mean(taus))
@@ -321,31 +339,30 @@ def fedprox_rate(R: Any, *, steps: Sequence[int]) -> Any:
     >>> round(fedprox_rate(1000, steps=[5, 5]), 6)
     0.02
     """
-    taus = _steps("fedprox_rate", steps)
+    R, taus = checked_rounds("fedprox_rate", R), _steps("fedprox_rate", steps)
     return (len(taus) * float(np.mean(taus)) * R) ** -0.5 + R ** (-2 / 3)
 
 
 def _steps(source: str, steps: Any) -> list[int]:
-    listed = [int(tau) if tau == int(tau) else tau for tau in np.atleast_1d(steps).tolist()]
-    if not listed:
-        raise InvalidInput(f"{source}: steps lists the local steps of every client, got none")
-    for tau in listed:
-        check_constants(f"{source}: steps", K=tau)
-    return listed
+    if np.ndim(steps) != 1 or not len(steps):
+        raise InvalidInput(f"{source}: steps lists the local steps of every client, got {steps!r}")
+    for tau in steps:
+        check_value(source, "steps", tau, int, within="[1, inf)")
+    return [int(tau) for tau in steps]
 
 
 def _each(problem: Quadratic, steps: Steps) -> list[int]:
-    listed = _steps("limits on quadratics", steps)
-    listed = listed * problem.N if len(listed) == 1 else listed
-    if len(listed) != problem.N:
-        raise InvalidInput(f"limits on quadratics: {problem.N} clients, but {len(listed)} numbers of steps")
+    source = "limits on quadratics"
+    listed = _steps(source, [steps] * problem.N if np.ndim(steps) == 0 else steps)
+    require(
+        len(listed) == problem.N, source, "a number of steps for each client", clients=problem.N, numbers=len(listed)
+    )
     return listed
 
 
-def _weights(source: str, p: Sequence[float] | None, m: int) -> np.ndarray:
-    if p is None:
-        return np.full(m, 1 / m)
-    weights = np.asarray(p, dtype=float)
-    if weights.shape != (m,) or weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
-        raise InvalidInput(f"{source}: p lists {m} weights that sum to one, got {np.asarray(p).tolist()}")
+def _weights(source: str, p: Any, m: int) -> np.ndarray:
+    """Weights that sum to one, equal ones if they are not given."""
+    weights = np.full(m, 1 / m) if p is None else np.asarray(p, dtype=float)
+    if weights.shape != (m,) or not (weights >= 0).all() or not abs(weights.sum() - 1) <= 1e-6:
+        raise InvalidInput(f"{source}: {m} weights that are not negative and sum to one are needed, got {p}")
     return weights

@@ -19,7 +19,8 @@ from math import atan2, cos, e, inf, pi, sin, sqrt
 from typing import Any
 
 from undrift.core.errors import InvalidInput
-from undrift.theory.prescription import Prescription, check_constants, largest_root, named, require
+from undrift.core.hyper import method
+from undrift.theory.prescription import Prescription, check_constants, checked_rounds, largest_root, require
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class GHBMSetting(Prescription):
     eta: float
 
     def method(self) -> Any:
-        return named("ghbm-theory", tau=self.tau, beta=self.beta, eta=self.eta)
+        return method("ghbm-theory", tau=self.tau, beta=self.beta, eta=self.eta)
 
     def bound(self, rounds: Any = None) -> Any:
         """Not given: the proof loses a factor (errata 22).  `ghbm_rate` is what the theorem states."""
@@ -49,6 +50,7 @@ def ghbm(*, L: float, Delta: float, G_tau: float, sigma: float, N: int, S: int, 
     check_constants(source, L=L, Delta=Delta, G_tau=G_tau, sigma=sigma, N=N, S=S, K=K, R=R)
     require(N % S == 0, source, "S that divides N (Assumption 4.3)", N=N, S=S)
     tau = N // S
+    require(tau <= R, source, "tau = N/S <= R", **{"N/S": tau}, R=R)
     beta = min(1.0, sqrt(N * K * L * Delta / (sigma**2 * R)) if sigma else inf)
     h = min(1 / 24, beta / sqrt(8), ghbm_largest_step(tau, beta) / 2)  # eta L
     lag = (1 - beta) ** 2 + e * (beta * h * R) ** 2
@@ -72,6 +74,7 @@ def ghbm_rate(R: Any, *, L: float, Delta: float, sigma: float, N: int, K: int) -
     >>> ghbm_rate(100, L=1.0, Delta=2.0, sigma=0.0, N=10, K=5)
     0.02
     """
+    R = checked_rounds("ghbm_rate", R, L=L, Delta=Delta, sigma=sigma, N=N, K=K)
     return L * Delta / R + (L * Delta * sigma**2 / (N * K * R)) ** 0.5
 
 
@@ -88,7 +91,7 @@ def ghbm_largest_step(tau: int, beta: float) -> float:
     >>> ghbm_largest_step(1, 1.0), ghbm_largest_step(118, 1.0) > 1 / 24 > ghbm_largest_step(119, 1.0)
     (2.0, True)
     """
-    check_constants("ghbm_largest_step", tau=tau, c=beta)
+    check_constants("ghbm_largest_step", tau=tau, beta=beta)
     low, high = (0.0, pi / tau)  # the phase of 1 - z^-tau falls from pi/2 to 0 there, the other rises from 0
     for _ in range(200):
         w = (low + high) / 2

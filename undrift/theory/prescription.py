@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.core.hyper import check_value, method
+from undrift.core.hyper import check_value
 from undrift.local import Local
 
 RANGES: dict[str, tuple[type, str]] = {
@@ -27,7 +27,7 @@ RANGES: dict[str, tuple[type, str]] = {
     "eta_g": (float, "[1, inf)"),
     "alpha": (float, "[0, 1)"),
     "rho": (float, "[0, 1)"),
-    "beta": (float, "[0, 1)"),
+    "beta": (float, "(0, 1]"),
     "lr": (float, "(0, inf)"),
     "N": (int, "[1, inf)"),
     "S": (int, "[1, inf)"),
@@ -66,6 +66,18 @@ def refuse(source: str, condition: str, **numbers: float) -> NoReturn:
     raise InvalidInput(f"{source}: {condition} is needed, got {listed}")
 
 
+def checked_rounds(source: str, R: Any, **constants: Any) -> Any:
+    """A number of rounds, or an array of them to draw a curve over, as floats; with the constants of the curve checked."""
+    check_constants(source, **constants)
+    try:
+        rounds = np.asarray(R, dtype=float)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{source}: R is a number of rounds, or an array of them; got {R!r}") from None
+    if not (rounds.size and (rounds >= 1).all()):
+        raise InvalidInput(f"{source}: R >= 1 is needed, got {R}")
+    return rounds if rounds.ndim else float(rounds)
+
+
 @dataclass(frozen=True)
 class Prescription:
     """What a theorem prescribes.  `method()` and `local()` are what `ud.run` takes; subclasses add the letters.
@@ -92,17 +104,13 @@ class Prescription:
 
     def bound(self, rounds: Any = None) -> Any:
         """What the proof guarantees for the mean of E|grad f(x)|^2 over so many rounds (a number, or an array to draw)."""
-        R = np.asarray(self.rounds if rounds is None else rounds, dtype=float)
-        return _plain(self.transient / R + self.floor)
+        return self.transient / self.checked(rounds) + self.floor
 
-
-def named(name: str, **hyper_parameters: Any) -> Any:
-    """A method by its name, so that this package need not import any."""
-    return method(name, **hyper_parameters)
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if np.ndim(value) == 0 else value
+    def checked(self, rounds: Any) -> Any:
+        """The rounds of a bound: by default all, never more, since steps are chosen for so many."""
+        R = checked_rounds(self.source, self.rounds if rounds is None else rounds)
+        require(np.max(R) <= self.rounds, self.source, f"R <= {self.rounds}, the rounds that it is for,", R=np.max(R))
+        return R
 
 
 def largest_root(a: float, b: float, c: float) -> float:

@@ -11,8 +11,10 @@ only and leaves other cases to the reader).
     Phi_r = |x - x*|^2 + (9 N eta~^2 / S) (1/N) sum_i |c_i - grad f_i(x*)|^2,  E Phi_r <= (1 - mu eta~/2) Phi_{r-1}   Lemma 3
 
 Lemma 5 prints max(1, ...), by which eta may be 0; 2 makes eta R mu >= 1/2, which its proof needs.  eta_g >= 1 (Lemma 4; the
-theorem says 0).  c is what the recursions give: 4 sigma^2/K (1/N + 2/eta_g^2) for Theorem 1 (printed with 2), and
-2 sigma^2/K (12/S + 1/eta_g^2) for Theorem 2 (Lemma 3 loses the 12 of its proof).
+theorem says 0).  The constants of noise are ours, with the proofs mended (errata 29).  H_K = 1 + 1/2 + ... + 1/K.
+
+    c = 4 sigma^2 [ 2/(K N) + 5/48 (1 + 3 H_K/(2 K)) / eta_g^2 ],  c_i from one minibatch at x0 (B = 1)           Theorem 1
+    c = 2 sigma^2/K (24/S + 13/(9 eta_g^2)),  and with noise 18 for the 9 in Phi                                  Theorem 2
 """
 
 from dataclasses import dataclass
@@ -24,14 +26,15 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput
+from undrift.core.hyper import method
 from undrift.problems import Problem
 from undrift.problems.quadratic import Quadratic
-from undrift.theory.prescription import Prescription, check_constants, named, refuse
+from undrift.theory.prescription import Prescription, check_constants, checked_rounds, refuse
 
 
 @dataclass(frozen=True)
 class ScaffoldSetting(Prescription):
-    """eta_g and option of ud.Scaffold.
+    """eta_g, option and B of ud.Scaffold.
 
     step     eta~ = K eta_g lr, the step of a round
     decay    1 - mu eta~/2: what the Lyapunov function shrinks by in a round; w_r = decay^(1 - r)
@@ -39,18 +42,18 @@ class ScaffoldSetting(Prescription):
 
     eta_g: float
     option: int
+    B: int
     step: float
     decay: float
     S: int
 
     def method(self) -> Any:
-        return named("scaffold", eta_g=self.eta_g, option=self.option)
+        return method("scaffold", eta_g=self.eta_g, option=self.option, B=self.B)
 
     def bound(self, rounds: Any = None) -> Any:
         """What the proof guarantees for E f(x_bar) - f*, x_bar the mean of models weighted by w_r, after so many rounds."""
-        R = np.asarray(self.rounds if rounds is None else rounds, dtype=float)
-        value = self.transient * self.decay**R + self.floor
-        return float(value) if value.ndim == 0 else value
+        left = self.decay ** self.checked(rounds)
+        return self.transient * left / (1 - self.decay * left) + self.floor
 
 
 def scaffold_everyone(
@@ -60,15 +63,20 @@ def scaffold_everyone(
 
     >>> setting = scaffold_everyone(L=1.0, mu=0.1, N=4, K=5, R=100, distance=1.0)
     >>> setting.step, setting.lr, setting.method()
-    (0.125, 0.0125, Scaffold(eta_g=2.0, option=1, B=0))
+    (0.125, 0.0125, Scaffold(eta_g=2.0, option=1, B=1))
     """
     source = "SCAFFOLD (Karimireddy et al., Theorem 1)"
     eta_g = sqrt(N) if eta_g is None else eta_g
     check_constants(source, L=L, mu=mu, N=N, K=K, R=R, distance=distance, sigma=sigma, eta_g=eta_g)
     if R < 8 * L / mu:
         refuse(source, "R >= 8 L / mu", R=R, **{"8 L / mu": 8 * L / mu})
-    c = 4 * sigma**2 / K * (1 / N + 2 / eta_g**2)
-    return _setting(source, mu, K, R, eta_g, 1, N, 1 / (8 * L), distance**2, c)
+    of_controls = 0.0 if K == 1 else 5 / 48 * (1 + 1.5 * sum(1 / k for k in range(1, K + 1)) / K) / eta_g**2
+    c = 4 * sigma**2 * (2 / (K * N) + of_controls)
+    eta = _step(1 / (16 * L), mu, R, distance**2, c)
+    return ScaffoldSetting(
+        source, R, K, 2 * eta / (K * eta_g), mu * distance**2, c * eta,
+        eta_g=eta_g, option=1, B=1, step=2 * eta, decay=1 - mu * eta, S=N,
+    )  # fmt: skip
 
 
 def scaffold(
@@ -102,31 +110,18 @@ def scaffold(
     if R < max(needed.values()):
         refuse(source, "R >= max{ 81 L / mu, 15 N / S }", R=R, **needed)
     largest = min(1 / (81 * L), S / (15 * mu * N))
-    d0 = distance**2 + 9 * N * largest**2 / S * control_error
-    c = 2 * sigma**2 / K * (12 / S + 1 / eta_g**2)
-    return _setting(source, mu, K, R, eta_g, 2, S, largest, d0, c)
-
-
-def _setting(
-    source: str, mu: float, K: int, R: int, eta_g: float, option: int, S: int, largest: float, d0: float, c: float
-) -> ScaffoldSetting:
-    """Lemma 5, with eta = eta~/2."""
-    eta = largest / 2
-    if c:
-        eta = min(eta, log(max(2.0, mu**2 * R * d0 / c)) / (mu * R))
+    d0 = distance**2 + (18 if sigma else 9) * N * largest**2 / S * control_error
+    c = 2 * sigma**2 / K * (24 / S + 13 / (9 * eta_g**2))
+    eta = _step(largest / 2, mu, R, d0, c)
     return ScaffoldSetting(
-        source,
-        R,
-        K,
-        lr=2 * eta / (K * eta_g),
-        transient=3 * mu * d0,
-        floor=c * eta,
-        eta_g=eta_g,
-        option=option,
-        step=2 * eta,
-        decay=1 - mu * eta,
-        S=S,
-    )
+        source, R, K, 2 * eta / (K * eta_g), mu * d0, c * eta,
+        eta_g=eta_g, option=2, B=0, step=2 * eta, decay=1 - mu * eta, S=S,
+    )  # fmt: skip
+
+
+def _step(largest: float, mu: float, R: int, d0: float, c: float) -> float:
+    """eta of Lemma 5."""
+    return min(largest, log(max(2.0, mu**2 * R * d0 / c)) / (mu * R)) if c else largest
 
 
 def scaffold_everyone_rate(
@@ -137,6 +132,7 @@ def scaffold_everyone_rate(
     >>> float(round(scaffold_everyone_rate(80, L=1.0, mu=0.1, N=4, K=5, distance=1.0), 6))
     0.036788
     """
+    R = checked_rounds("scaffold_everyone_rate", R, L=L, mu=mu, N=N, K=K, distance=distance, sigma=sigma)
     noise = sigma**2 / (mu * K * R) * (1 / N + 1 / (N if eta_g is None else eta_g**2))
     return noise + mu * distance**2 * np.exp(-mu * R / (8 * L))
 
@@ -160,6 +156,8 @@ def scaffold_rate(
     >>> float(round(rate, 6))
     0.036788
     """
+    told = {"L": L, "mu": mu, "N": N, "S": S, "K": K, "distance": distance, "control_error": control_error}
+    R = checked_rounds("scaffold_rate", R, **told, sigma=sigma)
     noise = sigma**2 / (mu * K * R) * (1 / S + 1 / (S if eta_g is None else eta_g**2))
     d0 = distance**2 + S / N * control_error
     return noise + mu * d0 * np.exp(-min(S / (15 * N), mu / (81 * L)) * R)
@@ -169,11 +167,8 @@ def scaffold_rate(
 class HasControl(Protocol):
     """A server that keeps the mean of the clients' control variates."""
 
-    @property
-    def x(self) -> Tensor: ...
-
-    @property
-    def c(self) -> Tensor: ...
+    x: Tensor
+    c: Tensor
 
 
 def scaffold_lyapunov(state: Any, problem: Problem, setting: ScaffoldSetting, optimum: Tensor | None = None) -> float:
