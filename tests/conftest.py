@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from tests.support.compiled import interpreted, refusals  # noqa: F401 (fixtures)
+from tests.support.ray_cluster import idle_ray_workers, ray_cluster, ray_workers  # noqa: F401 (fixtures)
 from tests.support.real_data import cifar10  # noqa: F401 (a fixture)
 from undrift import cli, public  # noqa: F401 (all names are registered)
 
 torch.set_num_threads(1)
-
+gc.set_threshold(20_000)  # else all that was imported is searched again and again for what can be freed
 
 # with UNDRIFT_CI set, whatever else is missing is a failure
 MAY_BE_MISSING = ("no CUDA", "no real data")
@@ -30,11 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return slow, slow and item.get_closest_marker("xdist_group") is None
 
     items.sort(key=order)
-
-
-def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()  # all that was imported would be searched again and again for what can be freed
 
 
 def pytest_runtest_setup() -> None:

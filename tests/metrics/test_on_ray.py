@@ -1,6 +1,5 @@
 """Metrics and codecs where clients are on the workers of a Ray cluster."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,7 @@ from tests.support.everywhere import N, federation, models, played
 from tests.support.quadratics import P
 from tests.support.toy_problem import gap
 
-ray = pytest.importorskip("ray")
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cluster of this process, on this machine."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 def variates(probe: ud.Probe) -> dict[str, Any]:
@@ -30,8 +20,7 @@ def variates(probe: ud.Probe) -> dict[str, Any]:
     return {"c_gap": (c.mean(0) - probe.server.c).norm(), "c_norm": c.norm(), "S": probe.cohort.S}
 
 
-@pytest.mark.slow
-def test_the_same_metrics_and_trajectory_as_in_this_process(cluster: None) -> None:
+def test_the_same_metrics_and_trajectory_as_in_this_process(ray_workers: None) -> None:
     problem = federation()
     settings: dict[str, Any] = {"metrics": ("test", variates), "codec": "fp16", "rounds": 3}
     here = played(ud.Scaffold(), "sequential", problem, **settings)
@@ -43,8 +32,7 @@ def test_the_same_metrics_and_trajectory_as_in_this_process(cluster: None) -> No
         assert r.metrics["c_norm"] > 0 and r.metrics["c_gap"] < 1e-3
 
 
-@pytest.mark.slow
-def test_metrics_of_the_theory_are_what_they_are_by_hand(cluster: None) -> None:
+def test_metrics_of_the_theory_are_what_they_are_by_hand(ray_workers: None) -> None:
     for method in METHODS:
         found = runs(method, "ray", len(P) if method == "fedavg" else 3, (*EVERYWHERE, *METHODS[method][1]))
         assert misses(found, expected(method, found)[1]) == []

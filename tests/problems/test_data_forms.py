@@ -137,16 +137,11 @@ def test_trees_and_frozen_layers_are_compiled(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.slow
-def test_trees_on_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+@pytest.mark.xdist_group("ray")
+def test_trees_on_ray(ray_workers: None) -> None:
     problem = language((INPUTS, TARGETS), clients=CLIENTS)
     expected = models(played(ud.FedAvg(), "sequential", problem))
-    try:
-        found = models(played(ud.FedAvg(), "ray", problem, workers=1))
-    finally:
-        ray.shutdown()
+    found = models(played(ud.FedAvg(), "ray", problem, workers=1))
     assert np.allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 

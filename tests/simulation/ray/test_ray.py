@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 import undrift as ud
 from tests.support.oracles.world import make_world
+from tests.support.ray_cluster import NODE
 from tests.support.toy_problem import PlainFedAvg, WorldProblem, gap
 from undrift.core.algorithm import Cohort, Exchange, Vec
 from undrift.core.errors import InvalidInput, MethodFailure, WorkersLost
@@ -38,76 +38,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from undrift.simulation.ray import cluster as clusters  # noqa: E402
 from undrift.simulation.ray import transport as ray_transport  # noqa: E402
-from undrift.simulation.ray.handles import LOST, start_worker, stop_worker  # noqa: E402
 from undrift.simulation.ray.worker import Worker  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster for all
-
-CPUS = 4  # of each node, as Ray counts them
-HERE = "127.0.0.2"  # for the loopback address 127.0.0.1 Ray would put another
-NODE = {"num_cpus": CPUS, "include_dashboard": False, "node_ip_address": HERE}
-# a dead node is noticed sooner than usual
-WATCHED = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
-
-
-def two_nodes() -> Cluster:
-    for attempt in range(3):
-        made = None
-        try:
-            made = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": WATCHED})
-            made.add_node(**NODE)
-            return made
-        except Exception:  # Ray gives a node 30 s to start, which a busy machine may not have
-            if made is not None:
-                made.shutdown()
-            if attempt == 2:
-                raise
-    raise AssertionError
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes; this process is on the first."""
-    before = dict(os.environ)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    made = two_nodes()
-    try:
-        ray.init(
-            address=made.address,
-            _node_ip_address=HERE,
-            log_to_driver=False,
-            logging_level="error",
-        )
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@pytest.fixture(scope="module")
-def idle(cluster: Cluster) -> Iterator[list[Any]]:
-    found: list[Any] = []
-    yield found
-    for actor in found:
-        stop_worker(actor)
-
-
-@pytest.fixture
-def spares(idle: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of one run are used for the next: starting them is what takes long."""
-
-    def spare(cpu: bool = True) -> Any:
-        while idle:
-            with suppress(*LOST):  # with its node
-                ray.get(idle[-1].where.remote())
-                return idle.pop()
-            idle.pop()
-        return start_worker(cpu)
-
-    monkeypatch.setattr(ray_transport, "start_worker", spare)
-    monkeypatch.setattr(ray_transport, "stop_worker", idle.append)
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 
 @record
@@ -214,7 +147,7 @@ def method(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_same_trajectory_as_on_one_machine(name: str, spares: None) -> None:
+def test_the_same_trajectory_as_on_one_machine(name: str, ray_workers: None) -> None:
     alone = trace(ud.rounds(method(name), world(), engine="sequential", **SETTINGS))
     ours = trace(ud.rounds(method(name), world(), engine=on(2, 3), **SETTINGS))
     assert gap(ours[0], alone[0]) < 1e-9 and gap(ours[2], alone[2]) < 1e-9
@@ -230,24 +163,24 @@ def test_the_same_trajectory_as_on_one_machine(name: str, spares: None) -> None:
 
 
 def test_a_node_killed_in_mid_round_changes_nothing(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ray_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the second exchange of round 3: its first has been accepted, and rounds 1 and 2 were not copied yet."""
-    (node,) = cluster.worker_nodes
+    (node,) = ray_cluster.worker_nodes
     problem = Perilous(Key(0, 3, 1), "wait", tmp_path, victim=node.node_id)
     expected = trace(ud.rounds(Twice(), world(), engine=on(1, 2), **SETTINGS))
 
     def kill() -> None:
         while not (tmp_path / "reached").exists():
             time.sleep(0.05)
-        cluster.remove_node(node, allow_graceful=False)
+        ray_cluster.remove_node(node, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     with caplog.at_level(logging.WARNING, logger="undrift"):
         ours = trace(ud.rounds(Twice(), problem, engine=on(2, 2), **SETTINGS))
     killer.join()
-    cluster.add_node(**NODE)
+    ray_cluster.add_node(**NODE)
     assert (ours[0] == expected[0]).all() and (ours[2] == expected[2]).all()
     assert ours[1] == expected[1], "nothing is counted twice"
     said = [line for line in caplog.messages if "was lost" in line]
@@ -256,7 +189,7 @@ def test_a_node_killed_in_mid_round_changes_nothing(
 
 
 def test_a_worker_lost_between_rounds_is_noticed_when_states_are_asked_for(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ray_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = trace(ud.rounds(Twice(), world(), engine="batched", **SETTINGS))
     playing: Any = ud.rounds(Twice(), world(), engine=on(1, 1), **SETTINGS)
@@ -272,7 +205,7 @@ def test_a_worker_lost_between_rounds_is_noticed_when_states_are_asked_for(
 
 
 def test_a_worker_lost_before_it_began_is_replaced(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one is that was started on a node about to be gone."""
     start, lost = ray_transport.start_worker, []
@@ -292,7 +225,7 @@ def test_a_worker_lost_before_it_began_is_replaced(
     assert caplog.text.count("worker 0 on an unknown node was lost") == 1
 
 
-def test_workers_that_die_again_and_again_end_the_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_again_and_again_end_the_run(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_transport, "MAX_LOSSES", 1)
     problem = Perilous(Key(0, 2), "die")
     playing = ud.rounds(ud.FedAvg(), problem, engine=on(1, 1), **SETTINGS)
@@ -314,7 +247,7 @@ class Troubled(PlainFedAvg):
         return up, client
 
 
-def test_troubles_of_clients_are_told_as_on_one_machine(spares: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_troubles_of_clients_are_told_as_on_one_machine(ray_workers: None, caplog: pytest.LogCaptureFixture) -> None:
     settings = {**SETTINGS, "participation": ud.Everyone()}
     playing = ud.rounds(Troubled(), world(), engine=on(2, 2, "sequential"), **settings)
     assert next(playing).left_out == (1,) and "round 1: client 1 returned NaN" in caplog.text
@@ -331,7 +264,7 @@ class Mixing(PlainFedAvg):
         return type(up)(up.delta / up.delta.norm()), client
 
 
-def test_workers_notice_a_method_that_mixes_clients(spares: None) -> None:
+def test_workers_notice_a_method_that_mixes_clients(ray_workers: None) -> None:
     settings = {**SETTINGS, "participation": ud.Everyone()}
     with pytest.raises(MethodFailure, match="round 1, stage local.*dim=-1, keepdim=True"):
         ud.run(Mixing(), world(), engine=on(2, 2, "batched"), **settings)
@@ -348,7 +281,7 @@ class Bursting(Twice):
         return super().update(server, Sum(1e10 * mean.x / 1e10, mean.c), cohort)
 
 
-def test_a_round_that_fails_has_not_happened(spares: None) -> None:
+def test_a_round_that_fails_has_not_happened(ray_workers: None) -> None:
     """Also what its first exchange had written is undone."""
     ours = ud.run(Bursting(), world(), engine=on(2, 2), **SETTINGS)
     alone = ud.run(Bursting(), world(), engine="sequential", **SETTINGS)
@@ -357,7 +290,7 @@ def test_a_round_that_fails_has_not_happened(spares: None) -> None:
     assert gap(rows, expected) < 1e-9
 
 
-def test_states_do_not_travel_and_the_model_is_put_once(spares: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_do_not_travel_and_the_model_is_put_once(ray_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver packs and unpacks in a round: one Down, an Up a shard."""
     down, up, calls = [], [], []
     pack, unpack = ray_transport.pack_object, ray_transport.unpack_object
@@ -394,7 +327,7 @@ def digits(**more: Any) -> Experiment:
     return Experiment(**(words | more))
 
 
-def test_a_recorded_run_goes_on_with_another_number_of_workers(spares: None, tmp_path: Path) -> None:
+def test_a_recorded_run_goes_on_with_another_number_of_workers(ray_workers: None, tmp_path: Path) -> None:
     """On the second node the data are opened by their reader; metrics come out to the byte."""
     engine = {"name": "ray", "workers": 2}
     whole = prepare_directory(digits(engine=engine), tmp_path / "whole")
@@ -417,7 +350,7 @@ def missing() -> None:
 
 
 @pytest.fixture
-def elsewhere(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start on the node that this process is not on; spreading, as Ray does it, is a preference only."""
     here = ray.get_runtime_context().get_node_id()
     (other,) = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
@@ -455,7 +388,7 @@ def test_data_that_differ_on_a_node_are_refused() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_at_once(cluster: Cluster, settings: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused_at_once(ray_cluster: Cluster, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         ud.rounds(ud.FedAvg(), world(), rounds=2, **settings)
 
