@@ -52,17 +52,29 @@ def test_fifty_steps_of_one_client_are_torchs(name: str, engine: str, refusals: 
     assert refusals() == []
 
 
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam", "adagrad"])
+def test_fifty_steps_with_weight_decay_are_torchs(name: str) -> None:
+    H, e, problem = one_client()
+    y = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
+    optimiser = IN_TORCH[name]([y])
+    optimiser.param_groups[0]["weight_decay"] = 0.3
+    for _ in range(STEPS):
+        y.grad = (H @ y - e).detach()
+        optimiser.step()
+    local = ud.Local(steps=STEPS, lr=LR, optimiser=name, weight_decay=0.3)
+    found = ud.run(ud.FedAvg(), problem, rounds=1, local=local, engine="sequential").x
+    assert float((found - y.detach()).abs().max()) < 1e-12
+
+
 def test_bias_correction_is_exact_in_float32_and_can_be_left_out() -> None:
     d, y = torch.full((1,), 3.0), torch.zeros(1)
     for beta2 in (0.999, 0.999999):
         direction, _ = Adam(beta2=beta2).update(d, Adam().init(y), y)
         assert abs(float(direction) - 1) < 1e-6
     plain = Adam(bias_correction=False)
-    direction, (m, v, k) = plain.update(d, plain.init(y), y)
-    assert float(direction) == pytest.approx(0.3 / (9e-3**0.5 + 1e-8)) and (float(m), float(k)) == (
-        pytest.approx(0.3),
-        1,
-    )
+    direction, (m, _, *weights) = plain.update(d, plain.init(y), y)
+    assert float(direction) == pytest.approx(0.3 / (9e-3**0.5 + 1e-8)) and float(m) == pytest.approx(0.3)
+    assert [*map(float, weights)] == pytest.approx([0.1, 0.001])
 
 
 def test_weight_decay_of_adamw_is_decoupled_and_that_of_others_in_the_gradient() -> None:
@@ -77,18 +89,19 @@ def test_weight_decay_of_adamw_is_decoupled_and_that_of_others_in_the_gradient()
 def in_numpy(between: str, rounds: int) -> np.ndarray:
     """FedAvg with Adam on scalar quadratics (h_i y - e_i), two of three clients a round, unequal steps."""
     h, e, K, cohorts = [1.0, 2.0, 0.5], [1.0, -2.0, 3.0], [1, 3, 2], [[0, 1], [1, 2], [0, 2], [0, 1], [1, 2]]
-    fresh = (0.0, 0.0, 0.0)
+    fresh = (0.0, 0.0, 0.0, 0.0)
     kept, server, x, path = [fresh] * 3, fresh, 0.0, []
     for t in range(rounds):
         ends, states = [], []
         for i in cohorts[t]:
-            y, (m, v, k) = x, {"reset": fresh, "keep": kept[i], "average": server}[between]
+            y, (m, v, c1, c2) = x, {"reset": fresh, "keep": kept[i], "average": server}[between]
             for _ in range(K[i]):
                 d = h[i] * y - e[i]
-                m, v, k = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d, k + 1
-                y -= 0.1 * (m / (1 - 0.9**k)) / (np.sqrt(v / (1 - 0.999**k)) + 1e-8)
+                m, v = 0.9 * m + 0.1 * d, 0.999 * v + 0.001 * d * d
+                c1, c2 = 1 - 0.9 * (1 - c1), 1 - 0.999 * (1 - c2)
+                y -= 0.1 * (m / c1) / (np.sqrt(v / c2) + 1e-8)
             ends.append(y)
-            states.append((m, v, k))
+            states.append((m, v, c1, c2))
             kept[i] = states[-1]
         x = float(np.mean(ends))
         server = tuple(np.mean(states, axis=0))
@@ -105,8 +118,8 @@ def test_a_state_between_visits_is_that_of_a_loop_in_numpy(between: str, engine:
     rounds = played(ud.FedAvg(), engine, ud.Quadratic(H, e), rounds=5, participation=who, local=local)
     assert gap(models(rounds), in_numpy(between, 5)) < 1e-9
     assert refusals() == []
-    travels = 3 if between == "average" else 1  # of one number: m, v, k are as long as the model
-    assert rounds[-1].bytes_up == 2 * 8 * (1 + (travels == 3) * 3) == rounds[-1].bytes_down
+    travels = 5 if between == "average" else 1  # numbers: beside the model m, v and a column each
+    assert rounds[-1].bytes_up == 2 * 8 * travels == rounds[-1].bytes_down
 
 
 METHODS = [ud.Scaffold(B=2), ud.FedGM(eta=0.7), ud.FedDyn(), ud.FedBuff()]
@@ -202,8 +215,9 @@ def between_visits(name: str) -> Any:
 
 MISTAKES: list[tuple[Any, str, str, Any]] = [
     (optimisers, "return d + self.momentum * u, u", "return u, u", fifty("nesterov")),
-    (optimisers, "((v / c2).sqrt() + self.eps)", "(v.sqrt() + self.eps)", fifty("adam")),
-    (optimisers, "(1 - self.beta2) * d * d, k + 1", "(1 - self.beta2) * m * m, k + 1", fifty("adam")),
+    (optimisers, "(m / c1, v / c2)", "(m / c1, v)", fifty("adam")),
+    (optimisers, "(1 - self.beta2) * d * d", "(1 - self.beta2) * m * m", fifty("adam")),
+    (optimisers, "self.beta1 * c1 + (1 - self.beta1)", "self.beta1 * c1 + (1 - self.beta2)", fifty("adam")),
     (optimisers, "return direction + self.weight_decay * y", "return direction - self.weight_decay * y", fifty("adamw")),
     (optimisers, "d / (s.sqrt() + self.eps)", "d / (s + self.eps)", fifty("adagrad")),
     (optimiser_state, "return up, WithState(own, work.carried)", "return up, client", between_visits("keep")),

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from undrift.core.errors import InvalidInput, first_line
 from undrift.core.hyper import build_named, check_fields, check_value, hyper
-from undrift.core.optimiser import HeavyBall, Optimiser, Pair, bias_correction
+from undrift.core.optimiser import HeavyBall, Optimiser, Pair
 from undrift.core.records import check_records, tensors
 
 DEFAULT_MOMENTUM = 0.9  # of optimiser="momentum" and "nesterov", as in most papers
 
-Moments: TypeAlias = tuple[Tensor, Tensor, Tensor]  # m, v, and how many steps there have been, a column
+# m, v, and c1, c2, what they would be if all gradients were 1: columns
+Moments: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Adam:
     """m <- beta1 m + (1 - beta1) d,  v <- beta2 v + (1 - beta2) d^2,  the step is along mh / (sqrt(vh) + eps).
 
     mh = m / (1 - beta1^k) and vh = v / (1 - beta2^k) after k steps; without bias_correction, m and v themselves.
+    1 - beta^k is carried as c <- beta c + (1 - beta), so that it stays the weight of what is averaged.
 
     >>> step, _ = Adam().update(torch.tensor([4.0]), Adam().init(torch.zeros(1)), torch.zeros(1))
     >>> step
@@ -49,15 +51,15 @@ class Adam:
         return False
 
     def init(self, y: Tensor) -> Moments:
-        return torch.zeros_like(y), torch.zeros_like(y), torch.zeros_like(y[..., :1])
+        zero, column = torch.zeros_like(y), torch.zeros_like(y[..., :1])
+        return zero, zero.clone(), column, column.clone()
 
     def update(self, d: Tensor, state: Moments, y: Tensor) -> tuple[Tensor, Moments]:
-        m, v, k = state
-        m, v, k = self.beta1 * m + (1 - self.beta1) * d, self.beta2 * v + (1 - self.beta2) * d * d, k + 1
-        if not self.bias_correction:
-            return m / (v.sqrt() + self.eps), (m, v, k)
-        c1, c2 = bias_correction(self.beta1, k), bias_correction(self.beta2, k)
-        return m / (c1 * ((v / c2).sqrt() + self.eps)), (m, v, k)
+        m, v, c1, c2 = state
+        m, c1 = self.beta1 * m + (1 - self.beta1) * d, self.beta1 * c1 + (1 - self.beta1)
+        v, c2 = self.beta2 * v + (1 - self.beta2) * d * d, self.beta2 * c2 + (1 - self.beta2)
+        mh, vh = (m / c1, v / c2) if self.bias_correction else (m, v)
+        return mh / (vh.sqrt() + self.eps), (m, v, c1, c2)
 
 
 @dataclass(frozen=True)
