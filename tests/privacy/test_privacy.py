@@ -325,6 +325,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"participation": ud.Bernoulli(0.5), "where": "clients"}, "does not know its share"),
     ({"codec": "fp16", "where": "clients"}, "a codec after clients' noise"),
     ({"local": ud.Local(steps=2, optimiser="adam", optimiser_state="average")}, "averaged optimiser state"),
+    ({"algorithm": ud.FedAdamW()}, "fedadamw has no step where noise makes the mean of clients' messages negative"),
     ({"algorithm": ud.ScaffoldM(), "local": ud.Local(steps=(1, 3))}, "uses the cohort's mean number of local steps"),
     ({"server": ud.Buffer(2)}, "with Buffer it depends on other clients"),
     ({"server": ud.Deadline(5.0)}, "with Deadline it depends on other clients"),

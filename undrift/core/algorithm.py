@@ -255,8 +255,8 @@ def exchanges_of(algorithm: Algorithm, t: int) -> tuple[Exchange, ...]:
     return (usual(algorithm),) if t > 0 else ()
 
 
-def trial_up(exchange: Exchange, algorithm: Algorithm, x: Vec) -> Any:
-    """What a client sends in this exchange, looked at for its form: all gradients are ones, no data are touched.
+def trial_up(exchange: Exchange, algorithm: Algorithm, x: Vec, server: Any = None) -> Any:
+    """What a client sends in this exchange, to a new server or this one: all gradients are ones, no data are touched.
 
     >>> import torch, undrift as ud
     >>> trial_up(usual(ud.FedAvg()), ud.FedAvg(), torch.zeros(2))
@@ -264,5 +264,6 @@ def trial_up(exchange: Exchange, algorithm: Algorithm, x: Vec) -> Any:
     """
     problem: Any = Ones(x)
     work = Work(problem, Solver(lr=1.0), [0], [1], Key(0, 1), single=True)
-    up, _ = exchange.local(exchange.send(algorithm.server(x)), algorithm.client(x), work)
+    down = exchange.send(algorithm.server(x) if server is None else server)
+    up, _ = exchange.local(down, algorithm.client(x), work)
     return up

@@ -40,10 +40,7 @@ class HeavyBall:
     """
 
     momentum: float
-
-    @property
-    def linear(self) -> bool:
-        return True
+    linear = True
 
     def init(self, y: Tensor) -> Tensor:
         return torch.zeros_like(y)
@@ -59,10 +56,7 @@ class Pair:
 
     init: Callable[[Tensor], Any]
     update: Callable[[Tensor, Any, Tensor], tuple[Tensor, Any]]
-
-    @property
-    def linear(self) -> bool:
-        return False
+    linear = False
 
 
 def bias_correction(beta: Any, k: Tensor) -> Any:

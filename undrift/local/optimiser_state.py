@@ -14,7 +14,7 @@ from undrift.core.optimiser import Optimiser
 from undrift.core.records import Beside, record
 from undrift.core.work import Work
 from undrift.local.settings import Local
-from undrift.local.wrapping import Wrapped, layers_of
+from undrift.local.wrapping import Wrapped, layers_of, settle_own
 
 
 @record
@@ -94,10 +94,6 @@ class RecountsWithOptimiserState(WithOptimiserState):
 
 
 # an exchange of the method's, with the optimiser's state beside what it keeps or sends
-
-
-def settle_own(settle: Callable[..., Any], client: WithState, missed: Any) -> WithState:
-    return WithState(settle(client.own, missed), client.optimiser)
 
 
 def settle_sent(settle: Callable[..., Any], client: Any, missed: WithState) -> Any:

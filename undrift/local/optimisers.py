@@ -43,12 +43,9 @@ class Adam:
     beta2: float = hyper(default=0.999, within="[0, 1)")
     eps: float = hyper(default=1e-8, within="(0, inf)")
     bias_correction: bool = hyper(default=True, among=(False, True))
+    linear = False
 
     __post_init__ = check_fields
-
-    @property
-    def linear(self) -> bool:
-        return False
 
     def init(self, y: Tensor) -> Moments:
         zero, column = torch.zeros_like(y), torch.zeros_like(y[..., :1])
@@ -78,12 +75,9 @@ class Adagrad:
     """s <- s + d^2, the step is along d / (sqrt(s) + eps)."""
 
     eps: float = hyper(default=1e-10, within="(0, inf)")
+    linear = False
 
     __post_init__ = check_fields
-
-    @property
-    def linear(self) -> bool:
-        return False
 
     def init(self, y: Tensor) -> Tensor:
         return torch.zeros_like(y)

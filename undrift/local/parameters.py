@@ -15,7 +15,7 @@ from torch import Tensor
 from undrift.core.algorithm import Algorithm, Cohort, Exchange, Recounts, Vec, exchanges_of
 from undrift.core.records import Beside, record
 from undrift.core.work import Work
-from undrift.local.wrapping import Wrapped, layers_of
+from undrift.local.wrapping import Wrapped, layers_of, settle_own
 
 
 @runtime_checkable
@@ -73,10 +73,6 @@ class RecountsWithLocalParameters(WithLocalParameters):
 
     def recount(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         return self.method.recount(server, mean, cohort)  # of states without what stays with clients
-
-
-def settle_own(settle: Callable[..., Any], client: WithParameters, missed: Any) -> WithParameters:
-    return WithParameters(settle(client.own, missed), client.local_parameters)
 
 
 def initial_of(problem: Any) -> Tensor | None:

@@ -1,7 +1,7 @@
 """A method with something beside what it keeps or sends: engines, clusters and nodes see a method like any other."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,11 @@ class Wrapped:
 
     def update(self, server: Any, mean: Any, cohort: Cohort) -> Any:
         return self.exchanges(1)[-1].update(server, mean, cohort)
+
+
+def settle_own(settle: Callable[..., Any], client: Any, missed: Any) -> Any:
+    """`Exchange.settle` of the method's for a client that keeps something beside the method's state."""
+    return replace(client, own=settle(client.own, missed))
 
 
 def layers_of(algorithm: Any) -> Iterator[Any]:

@@ -179,8 +179,7 @@ def make_private(
         up = trial_up(exchanges_of(algorithm, 1)[0], algorithm, problem.x0)
     K = _steps_of_all(problem, local)
     release = PrivateRelease(privacy, participation, problem.N, local, map_tensors(torch.zeros_like, up), K, secret)
-    if K is None:
-        _check_without_steps(release, algorithm, problem, up)
+    _check_server(release, algorithm, problem, up)
     return release, private_wire(privacy, codec, participation, problem.N, rounds, bool(secret))
 
 
@@ -249,12 +248,26 @@ def _steps_of_all(problem: Problem, local: Local) -> float | None:
 
 
 @torch.no_grad()
-def _check_without_steps(release: PrivateRelease, algorithm: Algorithm, problem: Problem, up: Any) -> None:
-    """Refuse a method whose server uses numbers of steps, where they tell who took part."""
-    cohort = release._cohort(1.0, 1.0, Key(0, 1))
-    updated = exchanges_of(algorithm, 1)[0].update(algorithm.server(problem.x0), up, cohort)
-    if any(bool(t.isnan().any()) for t in tensors(updated)):
+def _check_server(release: PrivateRelease, algorithm: Algorithm, problem: Problem, up: Any) -> None:
+    """Refuse a method whose server uses numbers of steps, where they tell who took part, or is lost with what noise makes."""
+    exchange, name = exchanges_of(algorithm, 1)[0], spec_of(algorithm).name
+    noisy, expected = (
+        map_tensors(lambda t: -torch.ones_like(t), up),
+        expected_number(release.participation, problem.N, 1),
+    )
+    cohort = release._cohort(expected, release.local.solver(1).lr, Key(0, 1))
+    server = exchange.update(algorithm.server(problem.x0), noisy, cohort)
+    if release.K is None and _has_nan(server):
         raise InvalidInput(
-            f"privacy: the server's step of {spec_of(algorithm).name} uses the cohort's mean number of local steps, which here "
+            f"privacy: the server's step of {name} uses the cohort's mean number of local steps, which here "
             f"tells who took part: give all clients the same, {setting('ud.Local(steps=10)', local__steps=10)}"
         )
+    if _has_nan(trial_up(exchange, algorithm, problem.x0, server)):
+        raise InvalidInput(
+            f"privacy: {name} has no step where noise makes the mean of clients' messages negative (the mean of second moments, "
+            "say): use another method"
+        )
+
+
+def _has_nan(record: Any) -> bool:
+    return any(bool(t.isnan().any()) for t in tensors(record))
