@@ -162,6 +162,27 @@ def test_the_same_trajectory_as_on_one_machine(name: str, ray_workers: None) -> 
     assert gap(others[0], alone[0][2:]) < 1e-9 and gap(others[2], alone[2]) < 1e-9
 
 
+def personal() -> Any:
+    """Six clients with heads of their own."""
+    random = torch.Generator().manual_seed(1)
+    data = torch.randn(36, 4, dtype=torch.float64, generator=random), torch.arange(36) % 3
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)).double()
+    loss = torch.nn.functional.cross_entropy
+    return ud.federate(data, model=model, loss=loss, clients=ud.IID(6), local_parameters="1")
+
+
+def test_all_that_clients_keep_stays_with_them(spares: None) -> None:
+    """Beside the method's state: parameters of their own, moments of their optimiser, what a codec has left out."""
+    local = ud.Local(steps=[4, 2, 3, 1, 5, 3], batch=3, lr=0.05, optimiser="adam", optimiser_state="keep")
+    settings: dict[str, Any] = SETTINGS | {"local": local, "codec": "top-k:0.2,feedback"}
+    alone, ours = (trace(ud.rounds(ud.FedDyn(), personal(), engine=e, **settings)) for e in ("sequential", on(2, 3)))
+    assert gap(ours[0], alone[0]) < 1e-9 and gap(ours[2], alone[2]) < 1e-9
+    assert ours[1] == alone[1]
+    problem = personal()
+    assert ours[2].shape[1] == 4 * problem.x0.numel() + problem.local_x0.numel() + 2  # g, m, v, 1 - beta^k, error
+
+
 def test_a_node_killed_in_mid_round_changes_nothing(
     ray_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
