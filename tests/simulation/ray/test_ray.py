@@ -172,7 +172,7 @@ def personal() -> Any:
     return ud.federate(data, model=model, loss=loss, clients=ud.IID(6), local_parameters="1")
 
 
-def test_all_that_clients_keep_stays_with_them(spares: None) -> None:
+def test_all_that_clients_keep_stays_with_them(ray_workers: None) -> None:
     """Beside the method's state: parameters of their own, moments of their optimiser, what a codec has left out."""
     local = ud.Local(steps=[4, 2, 3, 1, 5, 3], batch=3, lr=0.05, optimiser="adam", optimiser_state="keep")
     settings: dict[str, Any] = SETTINGS | {"local": local, "codec": "top-k:0.2,feedback"}
