@@ -103,7 +103,7 @@ def resume(
     forget_damaged(members(whole))
     if is_finished(whole) and (directory / "report.html").exists():
         if not quiet:
-            print(f"{directory} is finished; --rounds N goes on for longer")
+            print(f"{directory} is finished: {directory / 'report.html'}; --rounds N goes on for longer")
         return
     finish(whole, jobs, quiet)
 

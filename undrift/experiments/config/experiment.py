@@ -277,18 +277,17 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _counted(cls, seeds: Any) -> Any:
-        if isinstance(seeds, bool) or not isinstance(seeds, int | list):
-            return seeds
-        if (count := seeds if isinstance(seeds, int) else len(seeds)) > MOST_SEEDS:
+        if isinstance(seeds, Sequence | range) and not isinstance(seeds, str):
+            numbers, count = list(seeds), len(seeds)
+        else:
+            count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) else 0
+            numbers = list(range(min(count, MOST_SEEDS)))
+        if count > MOST_SEEDS:
             raise InvalidInput(f"seeds: at most {MOST_SEEDS:,} repetitions, got {count:,}; each is a run of its own")
-        return list(range(seeds)) if isinstance(seeds, int) else seeds
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, seeds: list[int]) -> list[int]:
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > LARGEST_SEED:
-            raise InvalidInput(f"seeds are a number of them, or different whole numbers from 0; got {seeds}")
-        return seeds
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= LARGEST_SEED for n in numbers)
+        if not numbers or not whole or len(set(numbers)) < len(numbers):
+            raise InvalidInput(f"seeds are a number of them, or different whole numbers from 0; got {seeds!r}")
+        return numbers
 
     @field_validator("reference", mode="before")
     @classmethod

@@ -54,7 +54,8 @@ def mean_timing(method: Method) -> dict[str, float]:
 
 def final_rounds(run: RunRecord, last: int | None) -> int:
     """How many evaluated rounds the final quality of a run is the mean of; nothing but the run decides it."""
-    return usual_last(run.planned // run.every) if last is None else last
+    evaluated = run.planned // run.every
+    return usual_last(evaluated) if last is None else max(1, min(last, evaluated))
 
 
 def final_quality(run: RunRecord, metric: str, last: int | None) -> float:
