@@ -195,7 +195,7 @@ def _size(vectors: float) -> str:
 def _explain(name: str) -> None:
     """All of a method: what it is, its hyper-parameters, what it keeps and sends, its mathematics."""
     entry = METHODS[name]
-    print(f"{name} ({entry.spec.paper})\n\n{own_doc(entry.make)}\n")
+    print(f"{name} ({entry.spec.paper or 'no paper'})\n\n{own_doc(entry.make)}\n")
     rows = list(hyper_parameters(name, entry))
     if rows:
         _show(("hyper-parameter", "default", "allowed"), rows)

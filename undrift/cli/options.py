@@ -198,18 +198,16 @@ def base_experiment(
         raise InvalidInput("--natural takes the clients that the data name: leave out --clients")
     if everyone and per_round is not None:
         raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
-    usual = 10 if clients is None else max(1, min(10, clients))
     files = [str(path.resolve()) for path in use or ()]
     register_files(files)
     words: dict[str, Any] = {
         "use": files,
         "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2},
-        "participation": {"per_round": usual},
     }
     entry = DATASETS.get(keys.get("data") or "")
     own = entry.clients if entry and clients is None and {*chosen} <= {"natural"} else None
     if own is not None:  # the data have clients of their own, which an experiment knows
-        del words["clients"], words["participation"]
+        del words["clients"]
     if everyone:
         words["participation"] = {"scheme": "everyone"}
     if asynchronous:
