@@ -186,7 +186,8 @@ def test_what_cannot_be_shown_is_not_lost() -> None:
     assert "no table: no metric was recorded" in repr(found) and "no table" in found._repr_html_()
     with pytest.raises(ud.InvalidInput, match="no metric was recorded"):
         found["fedavg"][0].plot()
-    assert "no table: unknown metric 'lose'" in repr(ud.compare(["fedavg"], federation(), rounds=1, metric="lose"))
+    late = ud.compare(["fedavg"], federation(), rounds=1, metric="tau_error:9")  # which has no value after one round
+    assert "1 run; no table: unknown metric 'tau_error:9'" in repr(late)
 
 
 # runs on disk

@@ -200,10 +200,7 @@ def base_experiment(
         raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
     files = [str(path.resolve()) for path in use or ()]
     register_files(files)
-    words: dict[str, Any] = {
-        "use": files,
-        "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2},
-    }
+    words: dict[str, Any] = {"use": files, "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2}}
     entry = DATASETS.get(keys.get("data") or "")
     own = entry.clients if entry and clients is None and {*chosen} <= {"natural"} else None
     if own is not None:  # the data have clients of their own, which an experiment knows

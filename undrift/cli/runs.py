@@ -87,13 +87,12 @@ def resume(
     Example: undrift resume runs/compare-digits
     """
     set_verbosity(verbose)
+    for mark, kind in ((PLAN, "choice"), (SWEEP, "sweep")):
+        if (directory / mark).exists() and (rounds is not None or workers is not None):
+            raise InvalidInput(f"{directory} is a {kind}, whose rounds and engine are part of it: start a new {kind}")
     if (directory / PLAN).exists():
-        if rounds is not None or workers is not None:
-            raise InvalidInput(f"{directory} is a choice, whose rounds and engine are part of it: choose again")
         return resume_choosing(directory, quiet)
     if (directory / SWEEP).exists():
-        if rounds is not None or workers is not None:
-            raise InvalidInput(f"{directory} is a sweep, whose rounds and engine are part of it: start a new sweep")
         return run_and_report(*open_sweep(directory), directory, quiet=quiet)
     whole = open_directory(directory)
     if rounds is not None:

@@ -9,15 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    ByteSize,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import ByteSize, Field, PlainSerializer, PlainValidator, ValidationError, field_validator, model_validator
 from torch import nn
 
 from undrift.codecs import make_codec
