@@ -123,6 +123,8 @@ def test_the_terminals_table(tmp_path: Path) -> None:
     _, fast, bad = lines[3:]
     assert fast.split() == ["fast", "80.00", "%", "3", "3.00", "kB", "−57.1", "%", "best"]
     assert bad.split()[3:] == "> 10 > 10.0 kB > +42.9 %".split()
+    (whole,) = [column for column in list_columns(s) if column.name == "table4_bytes_change"]
+    assert whole.text(s.row("bad")) == "> 0 %" and whole.text(s.row("fast")) == "−70.0 %"
 
 
 def test_the_terminals_table_fits_a_usual_terminal(tmp_path: Path) -> None:

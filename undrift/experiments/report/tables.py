@@ -76,7 +76,8 @@ class Column:
             return self.write_row(row)
         if value is None:
             return UNKNOWN
-        return "> " * self.is_bound(row) + (value if isinstance(value, str) else self.write(value))
+        written = value if isinstance(value, str) else self.write(value)
+        return f"> {written.removeprefix('±')}" if self.is_bound(row) else written
 
     def is_bound(self, row: MethodSummary) -> bool:
         """Whether the quality was never reached, so that the value was not enough."""
