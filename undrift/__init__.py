@@ -36,8 +36,8 @@ def __getattr__(name: str) -> Any:
         name = OLD[name]
     globals().update({each: public[each] for each in public["__all__"]})
     globals()["__all__"] = public["__all__"]
-    if name not in globals():
-        raise AttributeError(f"module 'undrift' has no attribute {name!r}")
+    if name not in globals():  # with name and obj Python tells the nearest one
+        raise AttributeError(f"module 'undrift' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return globals()[name]
 
 

@@ -1,20 +1,27 @@
 """The command line, as a person uses it."""
 
+import re
+import shlex
 import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from undrift.cli.about import HEADINGS, NUMBERS, cells
+from undrift.cli.options import make_experiment
 from undrift.core.hyper import METHODS
+from undrift.experiments.report.tables import make_table
+from undrift.simulation.catalogue import catalogue
 
 
 def test_list_shows_every_method_with_its_traffic(undrift) -> None:
     shown = undrift("list")
     assert shown.code == 0
-    rows = {line.split()[0]: line for line in shown.out.partition("\n\n")[0].splitlines()[1:] if line[0] != " "}
-    assert set(rows) == set(METHODS)
+    rows = {line.split()[0]: line for line in shown.out.partition("\n\n")[0].splitlines() if line[0] != " "}
+    assert rows.keys() - {"method"} == set(METHODS)
     assert rows["fedavg"].split()[-4:] == ["0", "1", "1", "1"]
     assert rows["ghbm"].split()[-4:] == ["0", "2", "1", "1"]
     assert rows["scaffold"].split()[-4:] == ["1", "2", "2", "1"]
@@ -48,6 +55,31 @@ def test_every_method_can_be_read_about(undrift, name: str) -> None:
     assert shown.code == 0 and ">>>" not in shown.out and shown.out.startswith(f"{name} (")
     for key in signature(METHODS[name].make).parameters:
         assert f"\n{key} " in shown.out
+    offered = re.search("Set them with a colon: undrift compare (.+)", shown.out)  # and it is a command that works
+    if offered and "..." not in offered[1]:
+        make_experiment(shlex.split(offered[1]), {"everyone": True}, "example")
+
+
+def test_the_methods_fit_a_usual_terminal() -> None:
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(make_table(HEADINGS, map(cells, catalogue()), NUMBERS))
+    printed = captured.get()
+    assert "…" not in printed and {line.partition(" ")[0] for line in printed.splitlines()} >= set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    {
+        "drift": "metric drift: How far local models walk",
+        "auroc": "metric auroc: on test data",
+        "momentum": "momentum(momentum)",
+        "FedGM": "space fedgm: Sun et al. 2024",  # after the method of this name
+        "heart": "model     logistic, unless another is named",
+    }.items(),
+)
+def test_whatever_has_a_name_can_be_read_about(undrift, name: str, said: str) -> None:
+    assert said in undrift("list", name).out
 
 
 @pytest.mark.parametrize("words", [(), ("deploy",)])

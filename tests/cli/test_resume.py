@@ -23,7 +23,7 @@ def test_a_finished_comparison_is_made_longer(undrift, tmp_path: Path) -> None:
         short, long = (tmp_path / each / member for each in ("short", "long"))
         assert (short / "metrics.jsonl").read_bytes() == (long / "metrics.jsonl").read_bytes()
         assert json.loads((short / "result.json").read_text())["rounds"] == 7
-    assert "short is finished" in undrift("resume", "short").out
+    assert "short is finished: short/report.html; --rounds N goes on" in undrift("resume", "short").out
 
 
 def test_interrupted_while_it_is_made_longer(undrift, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,12 @@ def test_a_problem_may_follow_the_seed() -> None:
         ({"baseline": "scafold"}, "did you mean 'scaffold'"),
         ({"seeds": 0}, "seeds are a number"),
         ({"seeds": [1, 1]}, "seeds are a number"),
+        ({"seeds": "3"}, "seeds are a number"),
+        ({"seeds": 1.5}, "seeds are a number"),
+        ({"methods": {"a": ("fedavg",)}}, "a is a method, or a pair"),
+        ({"target": "x"}, "target must be a number"),
+        ({"metric": "acc"}, "unknown metric 'acc'"),
+        ({"last": 0}, "last must lie in"),
         ({"seed": 3}, "seeds=3"),
         ({"batch": 3}, "no setting 'batch'"),
         ({"particpation": None}, "did you mean 'participation'"),
@@ -180,7 +186,8 @@ def test_what_cannot_be_shown_is_not_lost() -> None:
     assert "no table: no metric was recorded" in repr(found) and "no table" in found._repr_html_()
     with pytest.raises(ud.InvalidInput, match="no metric was recorded"):
         found["fedavg"][0].plot()
-    assert "no table: unknown metric 'lose'" in repr(ud.compare(["fedavg"], federation(), rounds=1, metric="lose"))
+    late = ud.compare(["fedavg"], federation(), rounds=1, metric="tau_error:9")  # which has no value after one round
+    assert "1 run; no table: unknown metric 'tau_error:9'" in repr(late)
 
 
 # runs on disk

@@ -51,8 +51,8 @@ def test_options_take_type_and_help_from_the_definition() -> None:
         help = next(f.metadata["help"] for f in fields(ud.Local) if f.name == name)
         assert option(name).help == help
     assert {name: option_type(name) for name in ("lr", "batch", "data", "weights", "seeds", "target")} == {
-        "lr": float | None, "batch": int | None, "data": str | None,
-        "weights": str | None, "seeds": int | None, "target": float | None,
+        "lr": float | None, "batch": str | None, "data": str | None,
+        "weights": str | None, "seeds": str | None, "target": float | None,
     }  # fmt: skip
     assert all(define(key)[1] for key in KEYS.values())
 

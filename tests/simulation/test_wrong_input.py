@@ -97,7 +97,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     # local work
     (lambda: ud.Local(steps=0), "steps must be whole numbers from 1 up, got 0"),
     (lambda: ud.Local(steps=[1, 0]), "steps must be whole numbers from 1 up, got 0"),
-    (lambda: ud.Local(steps=(5, 2)), r"steps=\(5, 2\) should be \(low, high\)"),
+    (lambda: ud.Local(steps=(5, 2)), r"steps that are drawn go from a low number to a high one, got \(5, 2\)"),
+    (lambda: ud.check(ud.FedAvg(), 3), "problem must be an object such as ud.federate"),
     (lambda: ud.Local(steps=(1, 2, 3)), "for one number a client give a list"),
     (lambda: ud.Local(steps=1, epochs=1), "give steps or epochs, not both"),
     (lambda: ud.Local(lr=-0.1), r"lr must lie in \[0, inf\), got -0.1"),
@@ -201,6 +202,11 @@ CASES: list[tuple[Callable[[], Any], str]] = [
 def test_bad_input_is_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ud.InvalidInput, match=message):
         make()
+
+
+def test_a_setting_of_local_training_is_told_its_place() -> None:
+    with pytest.raises(TypeError, match=r"a run has no setting 'lr'; give local=ud.Local\(lr=...\)"):
+        go(lr=0.1)()
 
 
 def test_invalid_input_is_a_value_error() -> None:

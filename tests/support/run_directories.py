@@ -121,8 +121,8 @@ METHODS = {
 }
 
 
-def printed_table(s: Summary) -> str:
-    console = Console(width=200)
+def printed_table(s: Summary, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(terminal_table(s))
     return captured.get()

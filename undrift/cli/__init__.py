@@ -33,9 +33,10 @@ def main() -> None:
         with Status(quiet="-q" in arguments or "--quiet" in arguments) as status:
             status.show(f"undrift {__version__}: loading torch")
             from undrift.cli.app import app
-            from undrift.core.errors import as_keys, speaking
+            from undrift.cli.options import as_typed
+            from undrift.core.errors import speaking
         _on_signals(interrupt, signal.default_int_handler)  # SIGTERM ends as Ctrl-C does
-        with speaking(as_keys):
+        with speaking(as_typed):
             code = app(args=arguments, prog_name="undrift", standalone_mode=False)
         sys.exit(code or 0)
     except KeyboardInterrupt:
@@ -48,7 +49,7 @@ def main() -> None:
             traceback.print_exc()
         said, code = _said(error)
         if said:  # a group without a command has shown its help
-            from undrift.cli.tables import printable  # loads rich
+            from undrift.experiments.report.format import printable
 
             print(f"undrift: {printable(said)}", file=sys.stderr)
         sys.exit(code)
@@ -73,6 +74,12 @@ def _said(error: Any) -> tuple[str, int]:
         context = vars(error).get("ctx")
         path = context.command_path if context else "undrift"
         words = " ".join(error.format_message().split())
+        offered = [parameter.name for parameter in context.command.params] if context else []
+        if "settings" in offered and (option := vars(error).get("option_name")):  # no such option
+            from undrift.cli.options import instead_of
+
+            instead = instead_of(option, offered)
+            words = f"No such option: {option}; {instead}" if instead else words
         return f"{words} (see {path} --help)" if words else "", 2
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""

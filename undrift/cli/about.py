@@ -1,21 +1,26 @@
 """undrift list: methods, data sets, and everything else that has a name."""
 
+import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from functools import partial
 from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
 
-from undrift.cli.tables import make_console, make_table
+from undrift.cli.tables import make_console
 from undrift.codecs.codec import CODECS
 from undrift.core.errors import known_name
-from undrift.core.hyper import METHODS, Entry
+from undrift.core.hyper import METHODS, Entry, spec_of
 from undrift.data.registry import DATASETS, load
 from undrift.data.store import DataMissing
 from undrift.data.trees import shapes, take
-from undrift.experiments.config.parts import PARTITIONS, SCHEMES, list_models
+from undrift.experiments.config.parts import PARTITIONS, SCHEMES, default_model, list_models
+from undrift.experiments.report.format import format_settings
+from undrift.experiments.report.tables import make_table
 from undrift.experiments.report.theory import ABOUT
 from undrift.experiments.sweeps.spaces import SPACES
 from undrift.local.optimisers import NAMED as OPTIMISERS
@@ -62,13 +67,16 @@ def list_all(
     """
     if name in (None, "methods"):
         return _methods()
-    if name == "data":
-        return _show(("data set", "source and licence"), ((n, s.about) for n, s in DATASETS.items()))
-    if name == "spaces":
-        return _show(("space", "what it is"), ((n, space.about) for n, space in SPACES.items()))
-    if name == "metrics":
-        own = {n: _first_line(make) for n, make in METRICS.items() if n not in {*ABOUT, *OF_MODEL}}
-        return _show(("metric", "what it is"), (OF_MODEL | ABOUT | own).items())
+    metrics = OF_MODEL | ABOUT
+    metrics |= {n: _first_line(make) for n, make in METRICS.items() if n not in metrics}
+    sentences = {
+        "data": ("data set", "source and licence", {n: entry.about for n, entry in DATASETS.items()}),
+        "spaces": ("space", "what it is", {n: space.about for n, space in SPACES.items()}),
+        "metrics": ("metric", "what it is", metrics),
+    }
+    if name in sentences:
+        *headings, about = sentences[name]
+        return _show(headings, about.items())
     tables: dict[str, Mapping[str, Callable[..., Any]]] = {
         "partitions": PARTITIONS,
         "participation": SCHEMES,
@@ -78,28 +86,40 @@ def list_all(
         "schedules": SCHEDULES,
     }
     if name in tables:
-        entries = ((n, _parameters(make), _first_line(make)) for n, make in tables[name].items())
-        return _show((name, "parameters", "what it is"), entries)
-    for table in tables.values():
-        if name in table:
-            print(f"{name}{_parameters(table[name])}\n\n{own_doc(table[name])}")
-            return
-    if name in DATASETS:
-        print("\n".join(_describe_data(name)))
-        return
-    if name in SPACES:
-        print(f"{name}: {SPACES[name].about}")
-        return
-    everything = {*KINDS, *METHODS, *DATASETS, *SPACES, *(each for table in tables.values() for each in table)}
-    found = known_name("name", str(name), everything)
-    return _explain(found) if found in METHODS else list_all(found)
+        rows = ((n, _parameters(make), _first_line(make)) for n, make in tables[name].items())
+        return _show((name, "parameters", "what it is"), rows)
+    entries: list[tuple[str, Callable[[], None]]] = [
+        *((each, partial(_explain, each)) for each in METHODS),
+        *((each, partial(_describe_data, each)) for each in DATASETS),
+        *((each, partial(_print_parts, each, table[each])) for table in tables.values() for each in table),
+        *((each, partial(print, f"space {each}: {space.about}")) for each, space in SPACES.items()),
+        *(
+            (each, partial(print, f"metric {each}: {about}"))
+            for names, about in metrics.items()
+            for each in names.split(", ")
+        ),
+    ]
+    found = known_name("name", str(name), {*KINDS, *(each for each, _ in entries)})
+    if found in KINDS:
+        return list_all(found)
+    for number, show in enumerate(show for each, show in entries if each == found):  # of several kinds
+        print(end="\n" * (number > 0))
+        show()
 
 
 def _sgd() -> None:
     """Plain steps along the gradient."""
 
 
-def _describe_data(name: str) -> Iterator[str]:
+def _print_parts(name: str, make: Callable[..., Any]) -> None:
+    print(f"{name}{_parameters(make)}\n\n{own_doc(make)}")
+
+
+def _describe_data(name: str) -> None:
+    print("\n".join(_data_lines(name)))
+
+
+def _data_lines(name: str) -> Iterator[str]:
     """What a data set is made of: read, if it is on this machine."""
     entry = DATASETS[name]
     yield f"{name}: {entry.about}\n\n{own_doc(entry.read)}\n"
@@ -115,6 +135,7 @@ def _describe_data(name: str) -> Iterator[str]:
         yield f"target    one of {data.classes} classes"
     else:
         yield f"target    numbers, {list(targets.shape[1:]) or 'one a row'}"
+    yield f"model     {format_settings(default_model(name)).removeprefix('name ')}, unless another is named"
     if data.clients is None:
         yield "clients   none of its own: a partition deals the rows, --dirichlet, --iid, --shards"
         return
@@ -125,8 +146,8 @@ def _describe_data(name: str) -> Iterator[str]:
     yield f"clients   {len(sizes)} of its own, taken by default, with rows to train: {listed}"
 
 
-def _show(headings: Sequence[str], rows: Iterable[Sequence[str]], **layout: Sequence[str]) -> None:
-    make_console().print(make_table(headings, rows, **layout))
+def _show(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+    make_console().print(make_table(headings, rows, right))
 
 
 def _parameters(make: Callable[..., Any]) -> str:
@@ -144,7 +165,7 @@ def _first_line(make: Callable[..., Any]) -> str:
 
 
 def _methods() -> None:
-    _show(HEADINGS, map(cells, catalogue()), right=NUMBERS, whole=("paper",))
+    _show(HEADINGS, map(cells, catalogue()), right=NUMBERS)
     print("\nundrift list METHOD shows its mathematics and its hyper-parameters")
 
 
@@ -174,12 +195,14 @@ def _size(vectors: float) -> str:
 def _explain(name: str) -> None:
     """All of a method: what it is, its hyper-parameters, what it keeps and sends, its mathematics."""
     entry = METHODS[name]
-    print(f"{name} ({entry.spec.paper})\n\n{own_doc(entry.make)}\n")
+    print(f"{name} ({entry.spec.paper or 'no paper'})\n\n{own_doc(entry.make)}\n")
     rows = list(hyper_parameters(name, entry))
     if rows:
         _show(("hyper-parameter", "default", "allowed"), rows)
-        examples = ",".join(f"{key}={value}" for key, value, _ in rows if value not in ("none", "required"))
-        print(f"\nSet them with a colon: undrift compare {name}" + (f":{examples}" if examples else ":KEY=VALUE"))
+        given = {key: value for key, value, _ in rows if value not in ("none", "required")}
+        given |= {key: _written(value) for key, value in EXAMPLES.get(name, {}).items()}
+        example = f"{name}:" + (",".join(f"{key}={value}" for key, value in given.items()) or f"{rows[0][0]}=...")
+        print(f"\nSet them with a colon: undrift compare {shlex.quote(example)}")
     row = dict(zip(HEADINGS, cells(measure_by_name(name)), strict=True))
     sizes = f"{row['client keeps']} kept by a client, {row['down']} sent down, {row['up']} up in a visit"
     print(f"\nIn multiples of the model: {sizes}.  Gradients a local step: {row['gradients a step']}.")
@@ -197,13 +220,30 @@ def hyper_parameters(name: str, entry: Entry) -> Iterator[tuple[str, str, str]]:
         if p.default is Parameter.empty:
             default = "required"
         else:
-            default = "none" if p.default is None else f"{p.default}"
+            default = _written(p.default)
         about = known[p.name].metadata if p.name in known else {}
         kind = known[p.name].type if p.name in known else p.annotation
-        allowed = [about.get("within", ""), *map(repr, about.get("among", ()))]
-        words = " or ".join(filter(None, allowed)) or TYPES.get(kind) or "numbers" * ("tuple" in str(kind))
+        allowed = [about.get("within", ""), *map(_written, about.get("among", ()))]
+        words = (
+            " or ".join(filter(None, allowed))
+            or TYPES.get(kind)
+            or ("numbers" if "tuple" in str(kind) else "see below")
+        )
         whole = "whole, " if about.get("within") and kind in (int, int | None, int | str) else ""
         yield p.name, default, whole + words
+
+
+def _written(value: Any) -> str:
+    """A value as a command line and TOML have it.
+
+    >>> _written(False), _written((2.0, 1.0)), _written("zero"), _written(None), _written(0.1)
+    ('false', '[2.0,1.0]', 'zero', 'none', '0.1')
+    """
+    if is_dataclass(value):  # a method within a method
+        return f'{{name="{spec_of(value).name}"}}'
+    if value is None or isinstance(value, str):
+        return value or "none"
+    return json.dumps(value, separators=(",", ":"))
 
 
 def own_doc(make: object) -> str:

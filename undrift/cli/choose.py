@@ -11,8 +11,9 @@ from undrift.cli import options as o
 from undrift.cli.progress import set_verbosity
 from undrift.cli.status import Status
 from undrift.cli.sweeps import SpaceName, Trials, Validate, shown
-from undrift.cli.tables import make_console, make_table
+from undrift.cli.tables import make_console
 from undrift.core.errors import InvalidInput
+from undrift.core.hyper import check_value
 from undrift.experiments.choosing.answer import Choice, Final
 from undrift.experiments.choosing.choosing import (
     CHOICE,
@@ -26,6 +27,7 @@ from undrift.experiments.choosing.choosing import (
 from undrift.experiments.choosing.describe import federation_in_words
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.report.format import format_bytes, format_metric, format_seconds
+from undrift.experiments.report.tables import make_table
 from undrift.experiments.sweeps.trial import TrialDone
 
 Minutes = Annotated[float, Option("--minutes", help="What it may take, about; settles trials, rounds and seeds")]
@@ -93,10 +95,9 @@ def _names(methods: list[str] | None) -> list[str] | None:
 
 
 def _experiment(file: Path | None, names: list[str] | None, given: dict[str, Any]) -> Experiment:
-    seeds = given.get("seeds")
     words = {key: value for key, value in given.items() if key not in ("seeds", "rounds")}
-    if seeds is not None and seeds < 1 or given.get("rounds") is not None and given["rounds"] < 1:
-        raise InvalidInput("--seeds and --rounds are whole numbers from 1")
+    for name in ("seeds", "rounds"):
+        check_value("choose", f"--{name}", given.get(name), int, default=None, within="[1, inf)")
     if file is None:
         return o.make_experiment(names or list(DEFAULT_METHODS), words, given.get("data", "digits"))
     if names is not None:
@@ -171,4 +172,4 @@ def _table(found: Choice) -> Any:
         f"bytes {to}",
         "client state",
     ]
-    return make_table(heads, rows, right=heads[4:])
+    return make_table(heads, rows, right=heads[2:])

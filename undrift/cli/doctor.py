@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 
 import undrift as ud
-from undrift.cli.tables import make_console, make_table
+from undrift.cli.tables import make_console
 from undrift.compiler import untested_torch
 from undrift.data.store import DataMissing, folders
+from undrift.experiments.report.tables import make_table
 from undrift.experiments.runs.directory import processor
 from undrift.problems import Problem
 from undrift.simulation.engines.choice import cpp_compiler

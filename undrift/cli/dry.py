@@ -9,7 +9,7 @@ import torch
 from undrift.core.errors import setting
 from undrift.experiments.config import Experiment
 from undrift.experiments.config.toml import to_toml
-from undrift.experiments.report.format import format_bytes, format_seconds
+from undrift.experiments.report.format import format_bytes, format_seconds, plural
 from undrift.experiments.runs.estimate import estimate_seconds, measure_experiment, span_of_steps
 from undrift.experiments.runs.running import config_of, resolve_engine
 from undrift.simulation.api import RunConfig
@@ -56,8 +56,7 @@ def show_plan(experiment: Experiment, jobs: int) -> None:
     whole = estimate_seconds(resolved, timings, jobs, before)
     parts = [f"{format_seconds(part)} {name}" for name, part in whole.items() if part >= 0.1]
     side_by_side = f", {jobs} at a time" if jobs > 1 else ""
-    count = len(experiment.runs())
     print(
-        f"# {count} run{'s'[: count > 1]}{side_by_side}: about {format_seconds(sum(whole.values()))} "
+        f"# {plural(len(experiment.runs()), 'run')}{side_by_side}: about {format_seconds(sum(whole.values()))} "
         f"({', '.join(parts)}); nothing was started"
     )

@@ -1,7 +1,8 @@
 """The options of commands; those that set a key of an experiment take their type and help from its definition."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Annotated, Any, get_args
 
 from typer import Option
 
-from undrift.core.errors import InvalidInput, known_name, speaking
+from undrift.core.errors import InvalidInput, as_keys, known_name, speaking
 from undrift.core.hyper import METHODS
 from undrift.data.registry import DATASETS
 from undrift.experiments.config import Experiment
+from undrift.experiments.config.experiment import EvaluationSection
 from undrift.experiments.config.parts import DEFAULT_LOCAL, register_files
 from undrift.experiments.config.section import Section
 from undrift.experiments.config.toml import Origin, Setting, change, from_dict, parse_setting, parse_value, to_dict
@@ -50,6 +52,23 @@ KEYS: dict[str, tuple[str, ...]] = {
     "reference": ("reference",),
     "log": ("log",),
 }
+# Numbers that may also be given as other words, as in TOML.
+WORDS = {"batch": "NUMBER or all", "seeds": "NUMBER or 3,5,7"}
+# What other programs call these options.
+ELSEWHERE = {
+    "alpha": "dirichlet",
+    "batch_size": "batch",
+    "clients_per_round": "per_round",
+    "dataset": "data",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "participation": "per_round",
+    "seed": "seeds",
+    "step_size": "lr",
+}
 # Defaults that are no key's own.
 DEFAULTS = {
     "model": "by data set: undrift list data",
@@ -78,8 +97,12 @@ def define(key: tuple[str, ...]) -> tuple[Any, str]:
 
 def option(name: str) -> Any:
     """The option of this name, which sets a key; its help tells the default."""
-    flag, about = f"--{name.replace('_', '-')}", define(KEYS[name])[1]
-    return PANELS.get(name, work)(flag, help=about, show_default=DEFAULTS.get(name) or default_of(KEYS[name]) or False)
+    about, default = define(KEYS[name])[1], DEFAULTS.get(name) or default_of(KEYS[name]) or False
+    return PANELS.get(name, work)(flag_of(name), help=about, show_default=default, metavar=WORDS.get(name))
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def default_of(key: tuple[str, ...]) -> str:
@@ -91,7 +114,7 @@ def default_of(key: tuple[str, ...]) -> str:
     value: Any = _usual_words()
     for part in key:
         value = value.get(part, "") if isinstance(value, dict) else value if part == "name" else ""
-    return f"{len(value)}" if key == ("seeds",) else f"{value}"
+    return f"{len(value)}" if key == ("seeds",) else "" if value == [] else f"{value}"
 
 
 @cache
@@ -108,6 +131,8 @@ def option_type(name: str) -> Any:
     annotation, _ = define(KEYS[name])
     if annotation == list[str]:
         return list[str] | None
+    if name in WORDS:
+        return str | None
     kinds = list(_plain_types(annotation))
     return (float if float in kinds and kinds[0] is not str else kinds[0]) | None
 
@@ -130,6 +155,8 @@ Dry = Annotated[bool, record("--dry", help="Show the experiment, its engine, byt
 Quiet = Annotated[bool, record("-q", "--quiet", help="Print only errors")]
 Verbose = Annotated[bool, record("-v", "--verbose", help="Print more")]
 
+OUTSIDE_BRACKETS = re.compile(r",(?![^\[{]*[\]}])")  # between a method's parameters
+UNLABELLED = re.compile(r"[\[\]{}\"']")  # what a label leaves out of them
 PARAMETER = {"dirichlet": "alpha", "shards": "each"}  # that the option of a partition gives
 
 
@@ -171,18 +198,13 @@ def base_experiment(
         raise InvalidInput("--natural takes the clients that the data name: leave out --clients")
     if everyone and per_round is not None:
         raise InvalidInput("--everyone and --per-round contradict each other: give one of them")
-    usual = 10 if clients is None else max(1, min(10, clients))
     files = [str(path.resolve()) for path in use or ()]
     register_files(files)
-    words: dict[str, Any] = {
-        "use": files,
-        "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2},
-        "participation": {"per_round": usual},
-    }
+    words: dict[str, Any] = {"use": files, "clients": {"number": 100, "partition": "dirichlet", "alpha": 0.2}}
     entry = DATASETS.get(keys.get("data") or "")
     own = entry.clients if entry and clients is None and {*chosen} <= {"natural"} else None
     if own is not None:  # the data have clients of their own, which an experiment knows
-        del words["clients"], words["participation"]
+        del words["clients"]
     if everyone:
         words["participation"] = {"scheme": "everyone"}
     if asynchronous:
@@ -217,11 +239,13 @@ def as_flags(python: str, keys: Mapping[tuple[str, ...], Any]) -> str:
     >>> as_flags("", {("participation", "scheme"): "everyone"}), as_flags("", {("local", "clip"): 1, ("local", "lr"): ...})
     ('--everyone', '--set local.clip=1 --lr')
     """
-    flags = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items()}
+    flags = {key: flag_of(name) for name, key in KEYS.items()}
 
     def said(key: tuple[str, ...], value: Any) -> str:
         if value == "everyone":
             return "--everyone"
+        if key == ("population",):
+            return "--async"
         if key == ("clients", "partition") and value in signature(base_experiment).parameters:
             return f"--{value}"
         if len(key) == 1:
@@ -231,6 +255,35 @@ def as_flags(python: str, keys: Mapping[tuple[str, ...], Any]) -> str:
         return f"--set {'.'.join(key)}" + ("" if value is ... else f"={value}")
 
     return " ".join(said(key, value) for key, value in keys.items())
+
+
+def as_typed(python: str, keys: Mapping[tuple[str, ...], Any]) -> str:
+    """How settings are called where an experiment is a file: by its keys, and what no file has by its option."""
+    in_files = all(key[0] in Experiment.model_fields for key in keys)
+    return (as_keys if in_files else as_flags)(python, keys)
+
+
+def instead_of(option: str, offered: Collection[str]) -> str:
+    """What to write in place of an option that there is not, "" if nobody knows; `offered` are those of the command.
+
+    >>> instead_of("--learning-rate", ["lr"]), instead_of("--momentum", ["lr"]), instead_of("--mu", ["lr"])
+    ('use --lr', 'use --set local.momentum=...', "a method's parameters follow its name, as in fedprox:mu=...")
+    """
+    word = option.lstrip("-").replace("-", "_")
+    name = ELSEWHERE.get(word, word)
+    if name in offered:
+        return f"use {flag_of(name)}"
+    sections = (
+        ((), Experiment.model_fields),
+        (("local",), Local.__dataclass_fields__),
+        (("evaluation",), EvaluationSection.model_fields),
+    )
+    keys = [KEYS[name]] if name in KEYS else [(*above, name) for above, fields in sections if name in fields]
+    if keys:
+        return f"use --set {'.'.join(keys[0])}=..."
+    methods = (each for each, entry in METHODS.items() if word in signature(entry.make).parameters)
+    method = next(methods, None)
+    return f"a method's parameters follow its name, as in {method}:{word}=..." if method else ""
 
 
 def is_given(value: Any) -> bool:
@@ -251,7 +304,7 @@ def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         of_experiment = {name: values.pop(name) for name in described}
         with speaking(as_flags):
-            command(given={n: v for n, v in of_experiment.items() if is_given(v)}, **values)
+            command(given={n: _parsed(n, v) for n, v in of_experiment.items() if is_given(v)}, **values)
 
     shown = {name: p for name, p in {**own, **described}.items() if name != "given"}
     keyword = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in shown.values()]
@@ -259,6 +312,12 @@ def takes_experiment(command: Callable[..., None]) -> Callable[..., None]:
     call.__annotations__ = {p.name: p.annotation for p in keyword}
     del call.__wrapped__
     return call
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if name not in WORDS:
+        return value
+    return parse_value(f"[{value}]" if "," in value else value)
 
 
 def make_experiment(methods: list[str], given: Mapping[str, Any], name: str) -> Experiment:
@@ -289,14 +348,14 @@ def settings_of(given: Mapping[str, Any]) -> list[Setting]:
     """
     values = {name: given.get(name) for name in KEYS}
     return [
-        Setting(KEYS[name], value, f"--{name.replace('_', '-')} {_shown(value)}")
+        Setting(KEYS[name], value, f"{flag_of(name)} {_shown(value)}")
         for name, value in values.items()
         if value is not None
     ]
 
 
 def _shown(value: Any) -> str:
-    return " ".join(value) if isinstance(value, list) else f"{value}"
+    return " ".join(map(str, value)) if isinstance(value, list) else f"{value}"
 
 
 def _method(text: str) -> tuple[str, dict[str, Any]]:
@@ -305,14 +364,17 @@ def _method(text: str) -> tuple[str, dict[str, Any]]:
     name = known_name("method", name, METHODS)
     own = signature(METHODS[name].make).parameters
     words: dict[str, Any] = {"name": name}
-    for part in filter(None, rest.split(",")):
+    given = [part for part in OUTSIDE_BRACKETS.split(rest) if part]
+    for part in given:
         key, sign, value = part.partition("=")
         if not sign:
             raise InvalidInput(f"{text!r}: a method's parameters are written name:beta=0.1,lr=0.5")
         is_local = key in Local.__dataclass_fields__ and key not in own
         place = words.setdefault("local", {}) if is_local else words
+        if key in place:
+            raise InvalidInput(f"{text!r}: {key} is there twice")
         place[key] = parse_value(value)
-    return " ".join([name, *filter(None, rest.split(","))]), words
+    return UNLABELLED.sub("", " ".join([name, *given])), words
 
 
 def count_cores() -> int:

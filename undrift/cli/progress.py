@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from undrift.experiments.config import Experiment
-from undrift.experiments.report.format import format_bytes, format_seconds
+from undrift.experiments.report.format import format_bytes, format_seconds, plural
 from undrift.experiments.runs.running import Update
 
 EVERY = 5.0  # seconds between plain lines
@@ -53,8 +53,8 @@ class _Run:
         return 0.0 if self.finished else None if pace is None else pace * (self.rounds - self.round)
 
     def status(self) -> str:
-        value = self.metrics.get("accuracy", self.metrics.get("loss"))
-        name = "accuracy" if "accuracy" in self.metrics else "loss"
+        name = next((name for name in ("accuracy", "loss", *self.metrics) if name in self.metrics), "")
+        value = self.metrics.get(name)
         shown = "" if value is None else f"{name} {value:.3f}"
         last = " in the last round" if self.finished and shown else ""
         return ", ".join(filter(None, [shown + last, format_bytes(self.bytes)]))
@@ -145,7 +145,7 @@ def _lines() -> Iterator[Say]:
         if update.stopped:
             print(f"{name}: stopped after round {run.round}: {update.stopped}", file=sys.stderr)
         elif update.finished:
-            print(f"{name}: done, {run.round} rounds, {run.status()}", file=sys.stderr)
+            print(f"{name}: done, {plural(run.round, 'round')}, {run.status()}", file=sys.stderr)
         elif monotonic() - printed.setdefault(name, monotonic()) > EVERY:
             printed[name] = monotonic()
             left = "" if run.left is None else f", {run.left:.0f} s left"
@@ -164,7 +164,7 @@ def _bars(experiment: Experiment, forecast: Forecast) -> Iterator[Say]:
         TextColumn("{task.fields[status]}"),
         TextColumn("{task.fields[left]}", style="cyan"),
     )
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
         total = forecast.runs * experiment.rounds
         whole = progress.add_task("[bold]all", total=total, status="rounds", left="", visible=forecast.runs > 1)
@@ -179,7 +179,7 @@ def _bars(experiment: Experiment, forecast: Forecast) -> Iterator[Say]:
             if update.finished:
                 progress.update(bars[name], visible=False)
                 how = f"[red]stopped: {update.stopped}" if update.stopped else run.status()
-                progress.console.print(f"{name}: {run.round} rounds, {how}")
+                progress.console.print(f"{name}: {plural(run.round, 'round')}, {how}")
 
         yield say
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from undrift.cli import options as o
-from undrift.cli.tables import make_console, printable
+from undrift.cli.tables import make_console
 from undrift.core.errors import InvalidInput, speaking
+from undrift.experiments.report.format import printable
 from undrift.experiments.runs.directory import free_path
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def report_on(runs: Sequence[Path], out: Path, quiet: bool = False, **options: U
     page = write_files(summary, out)
     if not quiet:
         make_console().print(terminal_table(summary))
-        for sentence in (*summary.answer[-1:], *summary.notes):
+        for sentence in (*summary.answer, *summary.notes):
             print(sentence)
         print(f"report: {page}")
 

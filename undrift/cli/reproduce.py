@@ -13,7 +13,7 @@ import typer
 from undrift.cli import options as o
 from undrift.cli.runs import execute, resume
 from undrift.cli.sweeps import run_and_report
-from undrift.cli.tables import make_console, make_table
+from undrift.cli.tables import make_console
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.config.parts import load_cached
@@ -38,6 +38,7 @@ from undrift.experiments.recipes.recipe import (
     settings_digest,
 )
 from undrift.experiments.recipes.results import check_current, outdated, read_results, record_results
+from undrift.experiments.report.tables import make_table
 from undrift.experiments.runs.directory import RunDirectory
 from undrift.experiments.runs.files import read_json, write_aside, write_json
 from undrift.experiments.sweeps.plan import Plan

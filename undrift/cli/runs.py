@@ -87,13 +87,12 @@ def resume(
     Example: undrift resume runs/compare-digits
     """
     set_verbosity(verbose)
+    for mark, kind in ((PLAN, "choice"), (SWEEP, "sweep")):
+        if (directory / mark).exists() and (rounds is not None or workers is not None):
+            raise InvalidInput(f"{directory} is a {kind}, whose rounds and engine are part of it: start a new {kind}")
     if (directory / PLAN).exists():
-        if rounds is not None or workers is not None:
-            raise InvalidInput(f"{directory} is a choice, whose rounds and engine are part of it: choose again")
         return resume_choosing(directory, quiet)
     if (directory / SWEEP).exists():
-        if rounds is not None or workers is not None:
-            raise InvalidInput(f"{directory} is a sweep, whose rounds and engine are part of it: start a new sweep")
         return run_and_report(*open_sweep(directory), directory, quiet=quiet)
     whole = open_directory(directory)
     if rounds is not None:
@@ -103,7 +102,7 @@ def resume(
     forget_damaged(members(whole))
     if is_finished(whole) and (directory / "report.html").exists():
         if not quiet:
-            print(f"{directory} is finished; --rounds N goes on for longer")
+            print(f"{directory} is finished: {directory / 'report.html'}; --rounds N goes on for longer")
         return
     finish(whole, jobs, quiet)
 

@@ -11,10 +11,12 @@ from typer import Argument, Option
 
 from undrift.cli import options as o
 from undrift.cli.progress import set_verbosity
-from undrift.cli.tables import make_console, make_table
+from undrift.cli.tables import make_console
 from undrift.core.errors import InvalidInput
 from undrift.data.trees import sample_count
 from undrift.experiments.config import Experiment, read
+from undrift.experiments.report.format import plural
+from undrift.experiments.report.tables import make_table
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.space import size_of
 from undrift.experiments.sweeps.spaces import SPACES, space_of
@@ -129,11 +131,11 @@ def introduction(sweep: Sweep) -> Iterator[str]:
     else:
         data = "test data, as in the papers: --validate 0.1 holds out training data in their place"
     yield f"space {plan.space.name}: {plan.space.about}"
-    yield f"judged by {sweep.metric} on {data}; mean of the last {sweep.last} evaluated rounds"
+    yield f"judged by {sweep.metric} on {data}; mean of the last {plural(sweep.last, 'evaluated round')}"
     budget = plan.trials or max(search.trials for search in sweep.searches)
     yield (
-        f"every method: at most {budget} trials of {experiment.rounds} rounds with "
-        f"{len(sweep.problems)} seed{'s'[: len(sweep.problems) > 1]}"
+        f"every method: at most {plural(budget, 'trial')} of {plural(experiment.rounds, 'round')} with "
+        f"{plural(len(sweep.problems), 'seed')}"
     )
     for search in sweep.searches:
         if not search.choices:
@@ -176,7 +178,7 @@ def best_table(sweep: Sweep, results: Sequence[SweepResult]) -> Table:
             quality = f"{result.best.outcome.quality:.4f}{more}"
         counts = (str(result.count(state)) for state in states)
         rows.append([result.search.label, chosen, quality, *counts])
-    return make_table(["method", "best parameters", sweep.metric, *states], rows, right=states)
+    return make_table(["method", "best parameters", sweep.metric, *states], rows, right=[sweep.metric, *states])
 
 
 def remarks(results: Sequence[SweepResult]) -> Iterator[str]:

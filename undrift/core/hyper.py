@@ -65,7 +65,7 @@ def hyper(*, default: Any = ..., within: str = "", among: tuple[Any, ...] = ()) 
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(hyper, field))
-def algorithm(name: str, paper: str, **spec: bool) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
+def algorithm(name: str, paper: str = "", **spec: bool) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
     """Make a class a method: a frozen dataclass of checked hyper-parameters, known by its name.
 
     >>> @algorithm("half-fedavg", "an example")

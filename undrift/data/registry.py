@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, check_name, known_name, unknown
-from undrift.data.trees import Tree, leaves, sample_count
+from undrift.data.trees import Tree, leaves, sample_count, shapes
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
 IGNORED = -100  # a target to leave out, as torch's losses have it
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Data:
     """A data set in memory: one compact copy; `prepare` turns a batch of it into model inputs.
 
@@ -54,6 +54,13 @@ class Data:
             _check_samples(self, "test", self.test)
         _check_clients(self, "clients", self.clients, self.train, lowest=0)
         _check_clients(self, "test_clients", self.test_clients, self.test, lowest=-1)
+
+    def __repr__(self) -> str:
+        inputs, targets = self.train
+        tested = 0 if self.test is None else len(self.test[1])
+        target = "numbers" if self.classes is None else f"{self.classes} classes"
+        own = f", {len(self.client_names):,} clients of its own" if self.clients is not None else ""
+        return f"Data({self.name!r}: {len(targets):,} samples of {shapes(inputs)}, {tested:,} to test, {target}{own})"
 
 
 @dataclass(frozen=True)

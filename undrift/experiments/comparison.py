@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput, unknown
+from undrift.core.hyper import check_value, spec_of
 from undrift.core.hyper import method as method_of
-from undrift.core.hyper import spec_of
-from undrift.experiments.config.experiment import Experiment, run_with
+from undrift.experiments.config.experiment import Experiment, run_with, seeds_of
 from undrift.experiments.config.federation import Federations
 from undrift.experiments.config.settings import engine_to_dict, local_to_dict
-from undrift.experiments.config.toml import to_toml
 from undrift.experiments.report.curves import mean_curve
+from undrift.experiments.report.format import plural
 from undrift.experiments.report.load import ExperimentRecord, Records, build_record, group_runs, load_runs
 from undrift.experiments.report.plots import AXES, draw_panel
-from undrift.experiments.report.stats import Summary, summarise_methods
+from undrift.experiments.report.stats import Summary, check_target, summarise_methods
 from undrift.experiments.report.tables import terminal_table
 from undrift.experiments.report.text import write_answer, write_notes
 from undrift.experiments.report.write import Options, write_files
@@ -31,15 +31,14 @@ from undrift.experiments.runs.directory import (
     EXPERIMENT,
     RunDirectory,
     as_line,
-    create,
     free_path,
     manifest,
     metrics_in,
-    open_directory,
     runs_below,
 )
-from undrift.experiments.runs.running import config_of, resolve_engine, run_experiment
+from undrift.experiments.runs.running import config_of, prepare_directory, run_experiment
 from undrift.local import Local
+from undrift.metrics.theory import find_metric
 from undrift.problems import Problem
 from undrift.problems.model import ModelProblem
 from undrift.simulation.api import OnRound, Settings, collect, config_from, prepare, takes_settings
@@ -89,6 +88,9 @@ class Comparison:
         return self._summarise({})
 
     def _summarise(self, options: Mapping[str, Any]) -> Summary:
+        for name in options:
+            if name not in Options.__annotations__:
+                raise unknown("option of a report:", name, Options.__annotations__)
         s = summarise_methods(self.records, **{**self.options, **options})
         return replace(s, answer=write_answer(s), notes=write_notes(s))
 
@@ -109,7 +111,7 @@ class Comparison:
         """
         axes = {axis.name: axis for axis in AXES}
         if against not in axes:
-            raise unknown("axis:", against, axes)
+            raise unknown("axis", against, axes)
         s = self.summary if metric is None else self._summarise({"metric": metric})
         curves = {method.label: mean_curve(method, s.metric, best_so_far) for method in s.records.methods}
         if not all(torch.as_tensor(axes[against].values(curve)).isfinite().any() for curve in curves.values()):
@@ -137,11 +139,11 @@ class Comparison:
         try:
             self.summary  # noqa: B018 (made here, if it can be)
         except InvalidInput as error:  # the runs are there all the same
-            return f"Comparison of {', '.join(self.labels)}, {len(self)} runs; no table: {error}"
+            return f"Comparison of {', '.join(self.labels)}, {plural(len(self), 'run')}; no table: {error}"
         out = io.StringIO()
         Console(file=out, width=160, highlight=False, force_jupyter=False).print(terminal_table(self.summary))
         table = "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
-        return f"{table}\n{self.summary.answer[0]}"
+        return "\n".join([table, *self._sentences])
 
     def _repr_html_(self) -> str:
         try:
@@ -151,7 +153,11 @@ class Comparison:
         head = "".join(f"<th>{escape(str(column.header))}</th>" for column in table.columns)
         rows = zip(*([escape(str(cell)) for cell in column.cells] for column in table.columns), strict=True)
         body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-        return f"<table><tr>{head}</tr>{body}</table><p>{escape(self.summary.answer[0])}</p>"
+        return f"<table><tr>{head}</tr>{body}</table><p>{escape(' '.join(self._sentences))}</p>"
+
+    @property
+    def _sentences(self) -> tuple[str, ...]:
+        return (*self.summary.answer, *self.summary.notes)
 
 
 # comparing
@@ -197,14 +203,15 @@ def compare(
     """
     if "seed" in settings:
         raise TypeError("compare takes seeds, how many of them or a list: seeds=3")
-    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise InvalidInput(f"seeds are a number of them from 1, or different whole numbers; got {seeds!r}")
+    numbers = seeds_of(seeds)
+    check_value("compare", "last", last, int, default=None, within="[1, inf)")
+    check_value("compare", "target", target, float, default=None, within="(-inf, inf)")
     labelled = label_methods(methods)
     if baseline is not None and baseline not in labelled:
         raise unknown("baseline", baseline, labelled)
     local = settings.get("local")
     make = problem if callable(problem) else lambda seed: problem
+    look = _first_look(metric, target, on_round)
     runs: dict[str, list[FinishedRun]] = {label: [] for label in labelled}
     for seed in numbers:
         built: Any = make(seed)
@@ -213,9 +220,23 @@ def compare(
             for label, (m, own) in labelled.items()
         }
         for label, run in prepared.items():
-            runs[label].append(collect(run, None, progress, on_round, f"{label}, seed {seed}"))
+            runs[label].append(collect(run, None, progress, look, f"{label}, seed {seed}"))
     options = Options(target=target, baseline=baseline, metric=metric, last=last)
     return Comparison(runs, options)
+
+
+def _first_look(metric: str | None, target: float | None, on_round: OnRound | None) -> OnRound:
+    """As soon as metrics are known, refuse one that is not among them, and a target that it cannot have."""
+
+    def look(r: Round) -> object:
+        if r.metrics:
+            name = metric or next((name for name in ("accuracy", "loss") if name in r.metrics), next(iter(r.metrics)))
+            if name not in r.metrics and find_metric(name) is None:  # some are there after more rounds
+                raise unknown("metric", name, r.metrics)
+            check_target(target, name)
+        return None if on_round is None else on_round(r)
+
+    return look
 
 
 def label_methods(methods: Methods) -> dict[str, tuple[Any, Local | None]]:
@@ -229,6 +250,8 @@ def label_methods(methods: Methods) -> dict[str, tuple[Any, Local | None]]:
         raise InvalidInput(f"methods are a list of methods or names, or a dictionary by label; got {methods!r}")
     if isinstance(methods, Mapping):
         pairs = {str(label): value if isinstance(value, tuple) else (value, None) for label, value in methods.items()}
+        if wrong := next((label for label, pair in pairs.items() if len(pair) != 2), None):
+            raise InvalidInput(f"{wrong} is a method, or a pair (method, ud.Local) of two; got {pairs[wrong]!r}")
         return {label: (_made(m), own) for label, (m, own) in pairs.items()}
     made = [_made(m) for m in methods]
     names = [spec_of(m).name for m in made]
@@ -416,15 +439,12 @@ def run_in_directory(
     experiment: Experiment, out: str | Path | None, jobs: int, progress: bool | str
 ) -> "LoadedRun | Comparison":
     """Do all of an experiment in its directory, new or begun; see `Experiment.run`."""
+    check_value("run", "jobs", jobs, int, within="[1, inf)")
     if experiment.threads is None:
         experiment = experiment.model_copy(update={"threads": max(1, torch.get_num_threads() // jobs)})
     name = experiment.name or "-".join(experiment.labels)
     path = free_path(Path("runs") / name) if out is None else Path(out)
-    experiment, federations = resolve_engine(experiment)
-    if len(experiment.runs()) == 1:
-        experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
-    begun = (path / EXPERIMENT).exists() and RunDirectory(path).experiment_text == to_toml(experiment)
-    directory = open_directory(path) if begun else create(path, experiment, {"seeds": experiment.seeds}, federations)
+    directory = prepare_directory(experiment, path, resumes=True)
     total = len(experiment.runs()) * experiment.rounds
     done: dict[Path, int] = {}
     with progress_of(progress, name, total) as show:

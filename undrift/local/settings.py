@@ -187,8 +187,9 @@ def _number(numbers: int | Sequence[int] | tuple[int, int], key: Key, client: in
 def _check_counts(name: str, numbers: int | Sequence[int] | tuple[int, ...]) -> None:
     for n in _each(numbers):
         if isinstance(n, bool) or not isinstance(n, Integral) or n < 1:
-            raise InvalidInput(f"Local: {name} must be whole numbers from 1 up, got {n}")
+            raise InvalidInput(f"Local: {name} must be whole numbers from 1 up, got {n!r}")
         if int(n) > MOST_STEPS:
             raise InvalidInput(f"Local: {name} must be at most {MOST_STEPS}, got {n}")
     if isinstance(numbers, tuple) and (len(numbers) != 2 or numbers[0] > numbers[1]):
-        raise InvalidInput(f"Local: {name}={numbers} should be (low, high); for one number a client give a list")
+        drawn = f"Local: {name} that are drawn go from a low number to a high one, got {numbers}"
+        raise InvalidInput(f"{drawn}; for one number a client give a list")

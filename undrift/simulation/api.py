@@ -323,7 +323,13 @@ def config_from(algorithm: Algorithm, problem: Problem, rounds: int, settings: M
     for name in settings:
         if name not in Settings.__annotations__:
             near = get_close_matches(name, Settings.__annotations__, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = (
+                f"; did you mean {near[0]!r}?"
+                if near
+                else f"; give local=ud.Local({name}=...)."
+                if name in Local.__dataclass_fields__
+                else "."
+            )
             raise TypeError(f"a run has no setting {name!r}{hint} Known: {', '.join(Settings.__annotations__)}")
     usual = ("participation", "local")  # None there: the default of RunConfig
     given: dict[str, Any] = {k: value for k, value in settings.items() if value is not None or k not in usual}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, AveragesRounds, ChecksRun, DependsOnRun, MayNeedEqualSteps, exchanges_of
-from undrift.core.errors import InvalidInput, setting
+from undrift.core.errors import InvalidInput, setting, shortened
 from undrift.core.hyper import Spec, check_value, spec_of
 from undrift.core.optimiser import HeavyBall, Optimiser
 from undrift.core.records import check_records, children
@@ -45,7 +45,9 @@ def check_kinds(algorithm: Any, problem: Any, participation: Any, local: Any) ->
                 raise InvalidInput(missing)
             if name == "algorithm" and isinstance(value, str):
                 example = f"ud.method({value!r})"
-            raise InvalidInput(f"{name} must be an object such as {example}, got {value!r}")
+            raise InvalidInput(
+                f"{name} must be an object such as {example}, got {shortened(' '.join(repr(value).split()), 200)}"
+            )
 
 
 FUNCTIONS = {

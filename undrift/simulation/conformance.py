@@ -25,7 +25,7 @@ from undrift.problems import Problem
 from undrift.problems.quadratic import Quadratic
 from undrift.simulation.api import PreparedRun, RunConfig, prepare
 from undrift.simulation.catalogue import measure_method
-from undrift.simulation.checks import FUNCTIONS, missing_functions
+from undrift.simulation.checks import FUNCTIONS, check_kinds, missing_functions
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.engines import Request
 from undrift.simulation.engines.row_check import check_rows, visit_together
@@ -414,6 +414,8 @@ def check(
     """
     if missing := missing_functions(method):
         raise InvalidInput(missing)
+    if problem is not None:
+        check_kinds(method, problem, participation or Everyone(), local or Local())
     subject = subject_of(method, problem, participation, local, engines)
     found: list[Check] = []
     for name in CHECKS:

@@ -55,6 +55,9 @@ class Client:
 class Alone:
     """Every client trains its own model."""
 
+    def __repr__(self) -> str:
+        return "every client alone"
+
     def server(self, x: Vec) -> Server:
         return Server(x)
 

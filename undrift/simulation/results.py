@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.errors import unknown
+from undrift.core.hyper import check_value
 from undrift.local.parameters import initial_of
 from undrift.metrics.quality import usual_last
 from undrift.problems import Problem
@@ -182,6 +183,7 @@ class FinishedRun:
 
         last   how many of them; by default a tenth, at least 1, at most the 100 of the papers
         """
+        check_value("final", "last", last, int, default=None, within="[1, inf)")
         values = [r.metrics[metric] for r in self.history if metric in r.metrics]
         if not values:
             raise unknown("metric", metric, {name for r in self.history for name in r.metrics})

@@ -202,7 +202,7 @@ WRONG = {
     "needs": ('[algorithm]\nname = "triple-momentum"\n', "triple-momentum needs L, mu"),
     "per label": ("[algorithms.scaffold-m]\nbeta = 3\n", "line 2: [algorithms.scaffold-m] scaffold-m: beta"),
     "own local": ("[algorithms.fedavg.local]\nlrr = 3\n", "unknown key of [algorithms.fedavg.local]: 'lrr'"),
-    "per round": (FEDAVG + "[clients]\nnumber = 5\nalpha = 1\n", "participation.per_round = 10 is more than there are clients, 5"),
+    "per round": (FEDAVG + "[clients]\nnumber = 5\nalpha = 1\n[participation]\nper_round = 10\n", "participation.per_round = 10 is more than there are clients, 5"),
     "line of per round": ("[clients]\nnumber = 5\nalpha = 1\n[participation]\nper_round = 6\n" + FEDAVG, "line 5: participation"),
     "words of partitions": (FEDAVG + "[clients]\nnumber = 5\nalfa = 1\n", "line 5: [clients] unknown parameter of dirichlet: 'alfa'; did you mean 'alpha'? Known: alpha, concentration, number"),
     "N is number": (FEDAVG + "[clients]\nN = 5\nalpha = 1\n", "unknown parameter of dirichlet: 'N'. Known: alpha, concentration, number"),

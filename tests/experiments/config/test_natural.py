@@ -6,7 +6,8 @@ import pytest
 
 import undrift as ud
 from undrift.cli.about import list_all
-from undrift.cli.options import make_experiment
+from undrift.cli.options import as_flags, make_experiment
+from undrift.core.errors import speaking
 from undrift.experiments.config import Experiment
 from undrift.experiments.runs.running import prepare_directory
 
@@ -35,7 +36,9 @@ def test_what_is_said_goes_before() -> None:
 
 def test_more_clients_per_round_than_there_are_names_the_flag(tmp_path: Path) -> None:
     e = make_experiment(["fedavg"], {"data": "synthetic", "per_round": 40}, "x")
-    with pytest.raises(ud.InvalidInput, match=r"per_round = 40 \(--per-round\).*clients, 30.*--everyone"):
+    with speaking(as_flags), pytest.raises(ud.InvalidInput, match=r"--per-round 40 is more.*clients, 30.*--everyone"):
+        prepare_directory(e, tmp_path / "run")
+    with pytest.raises(ud.InvalidInput, match=r"per_round = 40 is more .*participation.scheme = \"everyone\""):
         prepare_directory(e, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

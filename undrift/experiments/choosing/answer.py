@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.choosing.describe import federation_in_words
 from undrift.experiments.report.costs import first_round
-from undrift.experiments.report.format import format_bytes, format_change, format_metric
+from undrift.experiments.report.format import format_bytes, format_change, format_metric, plural
 from undrift.metrics.quality import higher_is_better, spread
 
 CONFIDENCE = 0.95  # of the interval of differences by seed that must leave out zero
@@ -133,8 +133,8 @@ class Choice:
         yield f"Take {best.spec}."
         against = "" if best is base else f"; tuned {base.label} {show(base)}"
         yield (
-            f"It reaches {self.metric} {show(best)} on held-out data after {self.plan['rounds']} rounds "
-            f"({seeds} seed{'s'[: seeds > 1]} that nothing was tuned on){against}."
+            f"It reaches {self.metric} {show(best)} on held-out data after {plural(self.plan['rounds'], 'round')} "
+            f"({plural(seeds, 'seed')} that nothing was tuned on){against}."
         )
         yield from self._price(best, base)
         yield from self._sureness(top, show)
@@ -153,7 +153,7 @@ class Choice:
             yield f"It never had {base.label}'s final quality; all of its rounds took {format_bytes(best.total)}."
         else:
             yield (
-                f"{base.label}'s final quality takes it {format_bytes(best.bytes)} in {best.rounds} rounds, {base.label} "
+                f"{base.label}'s final quality takes it {format_bytes(best.bytes)} in {plural(best.rounds or 0, 'round')}, {base.label} "
                 f"itself {format_bytes(base.bytes)} in {base.rounds}: {format_change(best.bytes / base.bytes - 1)} bytes."
             )
 
@@ -176,6 +176,8 @@ class Choice:
             yield f"Worse than chance explains ({CONFIDENCE:.0%}, differences by seed): {listed(worse)}."
         elif len(self.contenders) > 1:
             yield "Nothing was worse than chance explains: quality does not decide here, the price does."
+        if len(top.qualities) == 2:
+            yield f"Two seeds hardly tell a difference from chance: more {setting('seeds', seeds=...)} may."
 
 
 def decide(finals: Sequence[Final], metric: str, last: int, baseline: str) -> tuple[str, str, tuple[Contender, ...]]:

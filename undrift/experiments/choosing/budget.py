@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from undrift.core.errors import InvalidInput, setting
 from undrift.core.hyper import check_fields, hyper
-from undrift.experiments.report.format import format_seconds
+from undrift.experiments.report.format import format_seconds, plural
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,7 @@ class Budget:
         return 2 * self.seeds
 
     def __str__(self) -> str:
-        return (
-            f"{self.trials} trial{'s'[: self.trials > 1]} x {self.seeds} seed{'s'[: self.seeds > 1]} x "
-            f"{self.rounds} round{'s'[: self.rounds > 1]}"
-        )
+        return " x ".join(plural(count, noun[:-1]) for noun, count in vars(self).items())
 
 
 # What minutes buy, in this order: tried in earnest first, then on more settings, then for longer, then more surely.

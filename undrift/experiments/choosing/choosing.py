@@ -107,7 +107,8 @@ def prepare_choosing(
     check_value("choose", setting("minutes", minutes=...), minutes, float, int, within="(0, inf)")
     if experiment.timed:
         raise InvalidInput(
-            "choose compares methods round by round, without virtual time: leave out population and server"
+            "choose compares methods round by round, without virtual time: leave out "
+            + setting("population and server", population=...)
         )
     experiment = experiment if experiment.threads else experiment.model_copy(update={"threads": 1})
     torch.set_num_threads(experiment.threads or 1)

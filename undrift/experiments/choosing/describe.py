@@ -50,10 +50,11 @@ def _some_of(problem: ModelProblem) -> ModelProblem:
 
 def federation_in_words(f: Mapping[str, Any]) -> Iterator[str]:
     """The same in sentences."""
-    yield (
-        f"{f['clients']:,} clients ({f['partition']}) with {f['smallest']:,} to {f['largest']:,} samples each, median "
-        f"{f['median']:g}; {f['parameters']:,} parameters"
+    least, most = f["smallest"], f["largest"]
+    sizes = (
+        f"{least:,} samples each" if least == most else f"{least:,} to {most:,} samples each, median {f['median']:g}"
     )
+    yield f"{f['clients']:,} clients ({f['partition']}) with {sizes}; {f['parameters']:,} parameters"
     labels = "no labels to compare"
     if f["classes"] is not None:
         most = 1 - 1 / f["classes"]
@@ -70,6 +71,7 @@ def federation_in_words(f: Mapping[str, Any]) -> Iterator[str]:
     if f["local_steps"] is not None:
         least, usual, most = f["local_steps"]
         steps = f", {least} local steps each" if least == most else f", {least} to {most} local steps, median {usual:g}"
-    yield f"{f['per_round']:,} of them a round ({share:.0%}){steps}"
+    who = "all" if share == 1 else f"{f['per_round']:,}"
+    yield f"{who} of them a round ({share:.0%}){steps}"
     if f["local_steps"] is not None and f["local_steps"][2] == 1:
         yield "with one local step clients cannot drift, and methods against drift have nothing to show: take more"

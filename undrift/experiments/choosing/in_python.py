@@ -1,19 +1,16 @@
 """`ud.choose`: the same from Python, also for a problem that no experiment describes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from undrift.core.errors import InvalidInput, known_name, unknown
+from undrift.core.errors import InvalidInput, known_name
 from undrift.core.hyper import METHODS, check_value
 from undrift.experiments.choosing.answer import Choice
 from undrift.experiments.choosing.choosing import DEFAULT_METHODS, Maker, carry_out, conclude, prepare_choosing
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation
-from undrift.experiments.config.parts import SCHEMES
-from undrift.experiments.config.settings import local_to_dict
 from undrift.experiments.config.toml import from_dict, to_dict
 from undrift.local import Local
 from undrift.problems.model import ModelProblem
@@ -58,7 +55,8 @@ def choose(
     >>> sorted(c.label for c in found.contenders), found.best.label == found.chosen
     (['fedavg', 'scaffold'], True)
     """
-    names = [known_name("method", name, METHODS) for name in methods or DEFAULT_METHODS]
+    wanted = [methods] if isinstance(methods, str) else methods or DEFAULT_METHODS
+    names = [known_name("method", name, METHODS) for name in wanted]
     given = {n: v for n, v in {"trials": trials, "rounds": rounds, "seeds": seeds}.items() if v is not None}
     for name, value in given.items():
         check_value("choose", name, value, int, within="[1, inf)")
@@ -84,10 +82,7 @@ def _experiment(
     """The experiment that a choice is made on, and what makes its federations if it does not itself."""
     algorithms = {name: {"name": name} for name in names}
     words: dict[str, Any] = {}
-    if local is not None:
-        words["local"] = local_to_dict(local)
-    if participation is not None:
-        words["participation"] = _participation_words(participation)
+    words |= {name: each for name, each in {"local": local, "participation": participation}.items() if each is not None}
     if isinstance(problem, Experiment):
         known = to_dict(problem)
         if named or not problem.methods:
@@ -107,15 +102,3 @@ def _experiment(
     words.setdefault("participation", {"scheme": "everyone"})
     words["clients"] = {"partition": "iid", "number": first.N}  # for the checks: `make` builds the federations
     return from_dict({"algorithms": algorithms} | words), lambda seed: Federation(make(seed), {})
-
-
-def _participation_words(participation: Participation) -> dict[str, Any]:
-    for name, kind in SCHEMES.items():
-        if type(participation) is kind:
-            own = (
-                {f.name: vars(participation)[f.name] for f in fields(participation)}
-                if is_dataclass(participation)
-                else {}
-            )
-            return {"scheme": name, **{("per_round" if key == "S" else key): value for key, value in own.items()}}
-    raise unknown("participation", type(participation).__name__, [kind.__name__ for kind in SCHEMES.values()])  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,18 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    ByteSize,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import ByteSize, Field, PlainSerializer, PlainValidator, ValidationError, field_validator, model_validator
 from torch import nn
 
 from undrift.codecs import make_codec
+from undrift.codecs.codec import CODECS
 from undrift.core.bounds import LARGEST_SEED
 from undrift.core.errors import InvalidInput, known_name, unknown
 from undrift.core.hyper import METHODS
@@ -37,9 +30,19 @@ from undrift.experiments.config.parts import (
     natural_federation,
     register_files,
 )
-from undrift.experiments.config.section import Count, Named, Number, Section, Seed, Whole, name_in
+from undrift.experiments.config.section import (
+    Count,
+    Named,
+    Number,
+    Section,
+    Seed,
+    Whole,
+    method_section,
+    name_in,
+    section_of,
+)
 from undrift.experiments.config.settings import engine_from_dict, engine_to_dict, local_from_dict, local_to_dict
-from undrift.experiments.config.virtual import PopulationSection, ServerSection
+from undrift.experiments.config.virtual import SERVERS, PopulationSection, ServerSection
 from undrift.local.settings import Local
 from undrift.metrics.registry import METRICS
 from undrift.metrics.theory import find_metric
@@ -51,7 +54,7 @@ from undrift.simulation.references import KINDS as REFERENCES
 from undrift.simulation.references import VISITS
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.,=+()-]*")
-MOST_SEEDS, MOST_THREADS = 10_000, 1024
+MOST_SEEDS, MOST_THREADS, USUAL_PER_ROUND = 10_000, 1024, 10
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 NAMED_ALONE = ("data", "model", "algorithm", "codec", "engine")  # a name is as good as a section
 
@@ -178,6 +181,44 @@ class AlgorithmSection(Named):
         return make_method(self.name, self.parameters)
 
 
+def seeds_of(seeds: Any) -> list[int]:
+    """Seeds from a number of them, or from themselves.
+
+    >>> seeds_of(3), seeds_of((5, 7))
+    ([0, 1, 2], [5, 7])
+    """
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str):
+        numbers, count = list(seeds), len(seeds)
+    else:
+        count = seeds if isinstance(seeds, int) and not isinstance(seeds, bool) else 0
+        numbers = list(range(min(count, MOST_SEEDS)))
+    if count > MOST_SEEDS:
+        raise InvalidInput(f"seeds: at most {MOST_SEEDS:,} repetitions, got {count:,}; each is a run of its own")
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= LARGEST_SEED for n in numbers)
+    if not numbers or not whole or len(set(numbers)) < len(numbers):
+        raise InvalidInput(f"seeds are a number of them, or different whole numbers from 0; got {seeds!r}")
+    return numbers
+
+
+OBJECTS: dict[str, Callable[[Any], Any]] = {
+    "algorithm": method_section,
+    "clients": lambda given: section_of("partition", given, PARTITIONS, N="number"),
+    "participation": lambda given: section_of("scheme", given, SCHEMES, S="per_round"),
+    "codec": lambda given: section_of("name", given, CODECS),
+    "server": lambda given: section_of("kind", given, SERVERS),
+}
+
+
+def _as_section(section: str, given: Any) -> Any:
+    """What an object of ud, or a list of methods, is in words; anything else as it is."""
+    if section == "algorithms" and isinstance(given, list):
+        methods = [method_section(each) for each in given]
+        if not all(isinstance(each, dict) for each in methods) or len({each["name"] for each in methods}) < len(given):
+            raise InvalidInput(f"algorithms are different methods, or a section with one by each label; got {given!r}")
+        return {each["name"]: each for each in methods}
+    return OBJECTS.get(section, lambda given: given)(given)
+
+
 _runners: list[Callable[..., Any]] = []
 
 
@@ -191,7 +232,7 @@ class Experiment(Section):
 
     `algorithm` is one method; `algorithms` several, by label (the label is the method's name unless `name` is given).
     The seed decides the cohorts and minibatches and, unless they have one of their own, the partition and the initial
-    weights: all methods meet the same ones.
+    weights: all methods meet the same ones.  A section may be an object: participation=ud.Uniform(5), local=ud.Local(...).
 
     >>> import undrift as ud
     >>> e = ud.Experiment(algorithm={"name": "scaffold-m", "beta": 0.2}, rounds=5, seeds=2)
@@ -223,7 +264,7 @@ class Experiment(Section):
     data: DataSection = DataSection()
     clients: ClientsSection = ClientsSection(partition="dirichlet", number=100, alpha=0.2)  # pyright: ignore[reportCallIssue]
     model: ModelSection = None  # pyright: ignore[reportAssignmentType]  (made from the data's default)
-    participation: ParticipationSection = ParticipationSection(per_round=10)
+    participation: ParticipationSection = ParticipationSection(per_round=USUAL_PER_ROUND)
     local: Annotated[Local, PlainValidator(local_from_dict), PlainSerializer(local_to_dict)] = local_from_dict({})
     evaluation: EvaluationSection = EvaluationSection()
     codec: CodecSection | None = None
@@ -247,7 +288,7 @@ class Experiment(Section):
         """Fill in what follows from the rest."""
         if not isinstance(given, dict):
             return given
-        given = dict(given)
+        given = {section: _as_section(section, value) for section, value in given.items()}
         for section in NAMED_ALONE:
             if isinstance(given.get(section), str):
                 given[section] = {"name": given[section]}
@@ -267,28 +308,21 @@ class Experiment(Section):
             given["clients"] = clients = {**natural["clients"], **clients}
         if natural and isinstance(clients, dict) and clients.get("partition") == "natural":
             given.setdefault("participation", natural["participation"])
+        number = clients.get("number") if isinstance(clients, dict) else None
+        if isinstance(number, int) and 0 < number < USUAL_PER_ROUND:
+            given.setdefault("participation", {"per_round": int(number)})
         named = given.get("algorithms")
         if isinstance(named, dict):
             given["algorithms"] = {
-                label: {"name": label, **words} if isinstance(words, dict) else words for label, words in named.items()
+                label: {"name": label, **words} if isinstance(words, dict) else words
+                for label, words in ((label, method_section(method)) for label, method in named.items())
             }
         return given
 
     @field_validator("seeds", mode="before")
     @classmethod
-    def _counted(cls, seeds: Any) -> Any:
-        if isinstance(seeds, bool) or not isinstance(seeds, int | list):
-            return seeds
-        if (count := seeds if isinstance(seeds, int) else len(seeds)) > MOST_SEEDS:
-            raise InvalidInput(f"seeds: at most {MOST_SEEDS:,} repetitions, got {count:,}; each is a run of its own")
-        return list(range(seeds)) if isinstance(seeds, int) else seeds
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, seeds: list[int]) -> list[int]:
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) > LARGEST_SEED:
-            raise InvalidInput(f"seeds are a number of them, or different whole numbers from 0; got {seeds}")
-        return seeds
+    def _counted(cls, seeds: Any) -> list[int]:
+        return seeds_of(seeds)
 
     @field_validator("reference", mode="before")
     @classmethod
@@ -343,6 +377,14 @@ class Experiment(Section):
                 for local in locals_:
                     local.check(number, self.rounds)
         return self
+
+    def __repr__(self) -> str:
+        """What is not the default."""
+        words = self.model_dump(exclude_defaults=True, exclude={"local"})
+        words |= {} if self.local == type(self).model_fields["local"].default else {"local": self.local}
+        return f"Experiment({', '.join(f'{key}={value!r}' for key, value in words.items())})"
+
+    __str__ = __repr__
 
     @property
     def codec_choice(self) -> Any:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -103,9 +104,12 @@ def _narrow(path: list[str], words: Any, message: str) -> list[str]:
     if not isinstance(words, Mapping):
         return path
     message, *_ = re.split("; did you mean|Known: ", message)  # what follows is about other keys
-    for key, value in words.items():
-        if re.search(rf"\b{re.escape(key)}\b", message) or repr(value) in message:
-            return [*path, key]
+    of_key = (key for key in words if re.search(rf"\b{re.escape(key)}\b", message))
+    of_value = (
+        k for k, value in words.items() if re.search(rf"(?<![\w.]){re.escape(repr(value))}(?!\w|\.\d)", message)
+    )
+    for key in chain(of_key, of_value):
+        return [*path, key]
     for key, value in words.items():  # Link: up must lie in ...
         if isinstance(value, Mapping) and f"{key.capitalize()}: " in message:
             inner = [word for word in value if re.search(rf"\b{re.escape(word)}\b", message)]

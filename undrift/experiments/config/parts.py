@@ -223,8 +223,8 @@ def register_files(files: Sequence[str]) -> None:
             raise InvalidInput(f"{setting('use', use=...)}: {shortened(str(file), 200)} is not a file")
         try:
             _run_file(path)
-        except InvalidInput:
-            raise
+        except InvalidInput as error:
+            raise InvalidInput(f"{setting('use', use=...)}: {file}: {error}") from error
         except Exception as error:
             raise InvalidInput(f"{setting('use', use=...)}: {file} failed: {type(error).__name__}: {error}") from error
 

@@ -1,13 +1,14 @@
 """What sections of an experiment have in common."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from undrift.core.bounds import LARGEST_SEED
 from undrift.core.errors import InvalidInput, known_name, unknown
+from undrift.core.hyper import METHODS, spec_of
 
 T = TypeVar("T")
 
@@ -79,3 +80,30 @@ def from_section(
 
 def _same(value: Any) -> Any:
     return value
+
+
+def section_of(key: str, value: Any, known: Mapping[str, Any], **renamed: str) -> Any:
+    """An object such as ud.Uniform(10) as its section, named under `key`; anything else as it is.
+
+    >>> from undrift.simulation.participation import Uniform
+    >>> section_of("scheme", Uniform(10), {"uniform": Uniform}, S="per_round")
+    {'scheme': 'uniform', 'per_round': 10}
+    """
+    name = next((name for name, kind in known.items() if kind is type(value)), None)
+    return value if name is None else {key: name, **_given(value, renamed)}
+
+
+def method_section(value: Any) -> Any:
+    """The same of a method, or of its name."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not is_dataclass(value) or spec_of(value).name not in METHODS:
+        return value
+    own = {name: method_section(each) if is_dataclass(each) else each for name, each in _given(value, {}).items()}
+    return {"name": spec_of(value).name, **own}
+
+
+def _given(value: Any, renamed: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of an object that are not their defaults."""
+    known = {f.name: vars(value)[f.name] for f in fields(value) if vars(value)[f.name] != f.default}
+    return {renamed.get(k, k): list(each) if isinstance(each, tuple) else each for k, each in known.items()}

@@ -148,7 +148,8 @@ def parse_setting(setting: str) -> Setting:
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML has it; a bare word is a string."""
+    """A value as TOML has it, or Python's True and False; a bare word is a string."""
+    text = {"True": "true", "False": "false"}.get(text, text)
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -20,6 +20,15 @@ def mean_over_seeds(method: Method, value: Callable[[RunRecord], float]) -> floa
     return finite_or_none(sum(float(value(run)) for run in method.runs) / len(method.runs))
 
 
+def thin_out(count: int, most: int) -> np.ndarray:
+    """Places of so many points, at most, evenly among all, the first and the last with them.
+
+    >>> thin_out(3, 10).tolist(), thin_out(9, 3).tolist(), thin_out(0, 3).tolist()
+    ([0, 1, 2], [0, 4, 8], [])
+    """
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
 @dataclass(frozen=True)
 class Curve:
     """A metric of a method over its evaluated rounds: mean, lowest and highest of the seeds that have the round.

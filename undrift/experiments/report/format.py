@@ -137,5 +137,14 @@ def keep_units(text: str) -> str:
     return BEFORE_UNIT.sub("\u00a0", text)
 
 
+def printable(text: str) -> str:
+    """A text whose control characters are shown instead of obeyed by the terminal.
+
+    >>> print(printable("fedavg\\x1b[2J"))
+    fedavg\\x1b[2J
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def _three_digits(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

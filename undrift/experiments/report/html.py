@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -20,14 +21,9 @@ from undrift.experiments.report.references import client_table, list_references
 from undrift.experiments.report.stats import MethodSummary, Summary, local_steps
 from undrift.experiments.report.tables import SECONDS, Column, list_columns
 from undrift.experiments.report.text import spell, write_last, write_remarks, write_span
+from undrift.local import Local
 
-DEFAULTS = {
-    "decay": 1.0,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "replacement": False,
-    "optimiser": "sgd",
-}  # settings not worth mentioning
+DEFAULTS = {f.name: f.default for f in fields(Local) if f.name != "lr"}  # settings not worth mentioning
 
 
 def render_report(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]] = ()) -> str:

@@ -195,9 +195,11 @@ def group_runs(
 ) -> Records:
     """Runs by method, those without an evaluated round apart; raises InvalidInput if there is no other."""
     if not any(run.evaluated.any() for run in runs):
+        where, ended = ", ".join(map(str, paths)), next((run for run in runs if run.stopped is not None), None)
+        if ended is not None:
+            raise InvalidInput(f"{where} has no evaluated round to report: {ended.name} stopped, {ended.stopped}")
         raise InvalidInput(
-            f"nothing is recorded yet in {', '.join(str(path) for path in paths)}: "
-            "wait for the first evaluated round, or continue with `undrift resume`"
+            f"nothing is recorded yet in {where}: wait for the first evaluated round, or continue with `undrift resume`"
         )
     evaluated = [run for run in runs if run.evaluated.any()]
     methods = _group_by_label([run for run in evaluated if run.reference is None])

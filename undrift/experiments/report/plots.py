@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from undrift.experiments.report.curves import Curve, mean_curve
+from undrift.experiments.report.curves import Curve, mean_curve, thin_out
 from undrift.experiments.report.format import format_target
 from undrift.experiments.report.load import Records, RunRecord
 from undrift.experiments.report.references import list_references
@@ -180,8 +180,7 @@ def chart_data(s: Summary) -> dict[str, Any]:
     methods = []
     for method in records.methods:
         curve = curves[method.label][s.metric]
-        count = len(curve.round)
-        some = np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
+        some = thin_out(len(curve.round), POINTS)
         values = {
             name: {"mean": each.mean[some], "low": each.low[some], "high": each.high[some]}
             for name, each in curves[method.label].items()

@@ -54,7 +54,8 @@ def mean_timing(method: Method) -> dict[str, float]:
 
 def final_rounds(run: RunRecord, last: int | None) -> int:
     """How many evaluated rounds the final quality of a run is the mean of; nothing but the run decides it."""
-    return usual_last(run.planned // run.every) if last is None else last
+    evaluated = run.planned // run.every
+    return usual_last(evaluated) if last is None else max(1, min(last, evaluated))
 
 
 def final_quality(run: RunRecord, metric: str, last: int | None) -> float:
@@ -214,14 +215,20 @@ def summarise_methods(
         target = next((float(each) for each in given if as_target(each, metric) is not None), None)
         if given and target is None:
             log.warning("the target %g cannot be a value of %s: its cost is not told", given[0], metric)
-    elif as_target(target, metric) is None:
-        allowed = f"a share such as 0.9 or percent such as 90 of {metric}" if is_share(metric) else "a number"
-        raise InvalidInput(f"{setting('target', target=...)} is {allowed}, got {target:g}")
+    else:
+        check_target(target, metric)
     target = None if target is None else as_target(target, metric)
     quality = mean_over_seeds(base, lambda run: final_quality(run, metric, last))
     rows = [_summarise_method(each, metric, last, base, quality, target) for each in records.methods]
     lasts = {final_rounds(run, last) for run in records.runs}
     return Summary(records, metric, lasts.pop() if len(lasts) == 1 else None, base.label, quality, target, tuple(rows))
+
+
+def check_target(target: float | None, metric: str) -> None:
+    """Refuse a target that a metric cannot have."""
+    if target is not None and as_target(target, metric) is None:
+        allowed = f"a share such as 0.9 or percent such as 90 of {metric}" if is_share(metric) else "a number"
+        raise InvalidInput(f"{setting('target', target=...)} is {allowed}, got {target:g}")
 
 
 def _find_baseline(records: Records, label: str | None) -> Method:

@@ -7,7 +7,8 @@ on the page, how it is computed from a row, and how it is formatted.
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -27,13 +28,15 @@ from undrift.experiments.report.format import (
     format_seconds,
     format_target,
     plural,
+    printable,
 )
 from undrift.experiments.report.load import VIRTUAL, Records
 from undrift.experiments.report.references import list_references
 from undrift.experiments.report.stats import MethodSummary, Summary, bytes_per_visit, local_steps
-from undrift.experiments.report.text import format_final, spell, write_remarks, write_span
+from undrift.experiments.report.text import format_final, remarks_on_seeds, spell, write_remarks, write_span
 
 AGAINST = "against baseline"
+NARROWEST = 9  # column of a terminal's table that its heading is wrapped for
 SECONDS = 5.0  # of shorter times no percentages are shown: starting and compiling are most of them
 
 
@@ -73,7 +76,8 @@ class Column:
             return self.write_row(row)
         if value is None:
             return UNKNOWN
-        return "> " * self.is_bound(row) + (value if isinstance(value, str) else self.write(value))
+        written = value if isinstance(value, str) else self.write(value)
+        return f"> {written.removeprefix('±')}" if self.is_bound(row) else written
 
     def is_bound(self, row: MethodSummary) -> bool:
         """Whether the quality was never reached, so that the value was not enough."""
@@ -233,6 +237,28 @@ def _write_seed_rounds(row: MethodSummary) -> str:
 # the terminal, and the CSV files
 
 
+def make_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = (), *, wrap_first: bool = False
+) -> Table:
+    """A table; columns in `right` are aligned there, and what is in them and in the first is kept on one line.
+
+    Their headings are not, to be no wider than the cells: that leaves the others some room on a terminal of 80 columns.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    table = Table(box=None, header_style="bold", pad_edge=False, show_header=any(headings))
+    wrapped: list[list[str]] = []
+    for number, heading in enumerate(headings):
+        words = [*heading.split(), *(row[number] for row in cells), " " * NARROWEST]
+        wrapped.append(textwrap.wrap(heading, max(map(len, words))) if heading in right else [heading])
+    for number, (heading, lines) in enumerate(zip(headings, wrapped, strict=True)):
+        above = "\n" * (max(map(len, wrapped)) - len(lines))
+        justify, whole = ("right", True) if heading in right else ("left", number == 0 and not wrap_first)
+        table.add_column(above + "\n".join(lines), justify=justify, no_wrap=whole, overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    return table
+
+
 def terminal_table(s: Summary) -> Table:
     """Final quality, and the cost of the target, or of the baseline's quality if there is none."""
     columns = {column.name: column for column in list_columns(s)}
@@ -245,21 +271,17 @@ def terminal_table(s: Summary) -> Table:
         shown["total_bytes"] = "bytes"
     if s.compared:
         shown["bytes_change" if to == "baseline" else "target_bytes_change"] = f"against {s.baseline}"
-    if s.compared and to == "baseline":
-        shown["table4_bytes_change"] = f"against {s.baseline}'s whole run (Table 4)"
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for heading in shown.values():
-        table.add_column(Text(heading), justify="right")
-    table.add_column("")
+    rows, styles = [], []
     for row in s.rows:
-        texts = [columns[name].text(row) for name in shown]
-        marks = [*s.marks(row), *write_remarks(s, row)]
-        style = "bold" if row is s.best else None
-        table.add_row(*map(Text, [row.label, *texts, ", ".join(marks)]), style=style)
+        marks = [*s.marks(row), *remarks_on_seeds(s, row)]
+        rows.append([row.label, *(columns[name].text(row) for name in shown), ", ".join(marks)])
+        styles.append("bold" if row is s.best else None)
     for reference in list_references(s):  # which send nothing, so that they have no cost to show
-        rest = [""] * (len(shown) - 1)
-        table.add_row(*map(Text, [reference.label, reference.text(s.metric), *rest, reference.about]), style="dim")
+        rows.append([reference.label, reference.text(s.metric), *[""] * (len(shown) - 1), reference.about])
+        styles.append("dim")
+    table = make_table(["method", *shown.values(), ""], rows, right=list(shown.values()), wrap_first=True)
+    for made, style in zip(table.rows, styles, strict=True):
+        made.style = style
     return table
 
 

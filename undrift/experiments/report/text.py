@@ -103,7 +103,7 @@ def _table4(s: Summary) -> Iterator[str]:
         return
     change = s.change(best, lambda row: row.table4.bytes)
     if change is not None:
-        yield f"Against all rounds of {s.baseline}, as GHBM's Table 4 counts, these are {_fewer(change)}."
+        yield f"Against all rounds of {s.baseline}, as GHBM's Table 4 counts, {best.label} needed {_fewer(change)} for it."
 
 
 def _fewer(change: float) -> str:
@@ -186,14 +186,14 @@ def _definition(s: Summary) -> Iterator[str]:
         yield f"Final {spell(s.metric)} is {rounds}{spread}."
 
 
-ANSWER = (_headline, _table4, _overlaps, write_references, _costs, _unfinished, _definition)
+ANSWER = (_headline, _overlaps, write_references, _costs, _table4, _unfinished, _definition)
 
 
 # the notes
 
 
 def _incomplete_runs(s: Summary) -> Iterator[str]:
-    for run in s.records.runs:
+    for run in (*s.records.runs, *s.records.not_evaluated):
         if run.stopped is not None:
             reason = run.stopped.rstrip(".")
             yield f"{run.name} stopped after round {run.recorded} of {run.planned}: {reason}."
@@ -201,9 +201,9 @@ def _incomplete_runs(s: Summary) -> Iterator[str]:
     if going:
         names = [f"{run.name}: {run.recorded} of {run.planned} rounds" for run in going]
         yield f"Unfinished, shown up to the last recorded round: {', '.join(names)}."
-    if s.records.not_evaluated:
-        names = ", ".join(run.name for run in s.records.not_evaluated)
-        yield f"Started, but nothing is evaluated yet, so not shown: {names}."
+    begun = [run.name for run in s.records.not_evaluated if run.stopped is None]
+    if begun:
+        yield f"Started, but nothing is evaluated yet, so not shown: {', '.join(begun)}."
     for experiment in s.records.experiments:
         if experiment.not_started:
             yield f"Not started yet: {', '.join(experiment.not_started)}."
@@ -275,6 +275,12 @@ NOTES = (_incomplete_runs, _missing_values, _local_work, _differences)
 
 
 def write_remarks(s: Summary, row: MethodSummary) -> list[str]:
+    """What is out of the ordinary with a method."""
+    never = s.compared and row.to_baseline.reached is False
+    return [*remarks_on_seeds(s, row), *[f"never reached {format_metric(s.quality, s.metric)}"] * never]
+
+
+def remarks_on_seeds(s: Summary, row: MethodSummary) -> list[str]:
     """What is out of the ordinary with each seed."""
 
     def remark(run: RunRecord, final: float) -> str:
@@ -286,8 +292,5 @@ def write_remarks(s: Summary, row: MethodSummary) -> list[str]:
             return f"did not record {s.metric}"
         return "" if math.isfinite(final) else "is not finite at the end"
 
-    never = s.compared and row.to_baseline.reached is False
-
     pairs = zip(row.method.runs, row.finals, strict=True)
-    of_seeds = [f"seed {run.seed} {words}" for run, final in pairs if (words := remark(run, final))]
-    return [*of_seeds, *[f"never reached {format_metric(s.quality, s.metric)}"] * never]
+    return [f"seed {run.seed} {words}" for run, final in pairs if (words := remark(run, final))]

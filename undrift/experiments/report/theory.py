@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.experiments.report.curves import mean_curve
+from undrift.experiments.report.curves import mean_curve, thin_out
 from undrift.experiments.report.load import Method, Records
 from undrift.metrics.quality import usual_last
 
@@ -53,11 +53,7 @@ def _curve(method: Method, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds and means over seeds, where it was recorded."""
     curve = mean_curve(method, name)
     known = np.flatnonzero(np.isfinite(curve.mean))
-    some = (
-        known[np.unique(np.linspace(0, len(known) - 1, min(len(known), POINTS)).round().astype(int))]
-        if len(known)
-        else known
-    )
+    some = known[thin_out(len(known), POINTS)]
     return curve.round[some], curve.mean[some]
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from undrift.core.errors import InvalidInput
+from undrift.core.errors import InvalidInput, setting
 from undrift.data.store import checksum
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federations
@@ -136,7 +136,7 @@ def create(
         if path.exists() and (not path.is_dir() or _occupied(path)):
             begun = (path / EXPERIMENT).exists()
             hint = f"`undrift resume {shlex.quote(str(path))}` resumes it, " if begun else ""
-            raise InvalidInput(f"{path} exists and is not empty: {hint}--out chooses another place")
+            raise InvalidInput(f"{path} exists and is not empty: {hint}{setting('out', out=...)} chooses another place")
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
         own = {file: checksum(Path(file)) for file in experiment.use}
@@ -144,7 +144,8 @@ def create(
         for file in (copy_of(path / EXPERIMENT), path / EXPERIMENT):  # last: with it the directory is made
             write_aside(file, text.encode())
     except OSError as error:
-        raise InvalidInput(f"{path} cannot be written ({error.strerror}): --out chooses another place") from error
+        another = f"{setting('out', out=...)} chooses another place"
+        raise InvalidInput(f"{path} cannot be written ({error.strerror}): {another}") from error
     return RunDirectory(path, experiment, federations or Federations())
 
 

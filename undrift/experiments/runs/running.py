@@ -18,7 +18,7 @@ import torch
 from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, Federations
-from undrift.experiments.config.toml import Setting, with_settings
+from undrift.experiments.config.toml import Setting, to_toml, with_settings
 from undrift.experiments.runs.directory import (
     EXPERIMENT,
     FEDERATION,
@@ -78,13 +78,18 @@ def config_of(experiment: Experiment, built: Federation) -> RunConfig:
     )
 
 
-def prepare_directory(experiment: Experiment, out: Path) -> RunDirectory:
-    """A directory for an experiment; its runs are checked first, so that nothing begins that cannot end."""
+def prepare_directory(experiment: Experiment, out: Path, resumes: bool = False) -> RunDirectory:
+    """A directory for an experiment; its runs are checked first, so that nothing begins that cannot end.
+
+    resumes   whether one that holds this very experiment already is as good
+    """
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     experiment, federations = resolve_engine(experiment)
     if len(experiment.runs()) == 1:
         experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
+    if resumes and (out / EXPERIMENT).exists() and RunDirectory(out).experiment_text == to_toml(experiment):
+        return open_directory(out)
     return create(out, experiment, {"seeds": experiment.seeds}, federations)
 
 
@@ -97,9 +102,10 @@ def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
     built = federations.get(experiment, seed)
     per_round, N = experiment.participation.per_round, built.problem.N
     if per_round is not None and per_round > N:
+        asked = setting(f"participation.per_round = {per_round}", participation__per_round=per_round)
+        everyone = setting('participation.scheme = "everyone"', participation__scheme="everyone")
         raise InvalidInput(
-            f"participation.per_round = {per_round} (--per-round) is more than there are clients, {N}: "
-            'ask for at most so many, or for all of them with scheme = "everyone" (--everyone)'
+            f"{asked} is more than there are clients, {N}: ask for at most so many, or for all of them with {everyone}"
         )
     task = built.problem.task
     if experiment.target is not None and task is not None and "test" in experiment.evaluation.metrics:

@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from zlib import crc32
 
 import numpy as np
 
 from undrift.core.errors import InvalidInput, setting, unknown
-from undrift.core.hyper import check_fields, hyper
+from undrift.core.hyper import check_value, hyper
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.sweeps.space import Candidates, HyperValue, Range, Space, SpaceRow, check_choices, size_of
 from undrift.metrics.quality import usual_last
@@ -43,7 +43,9 @@ class Plan:
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
             raise unknown(setting("sampler", sampler=...), str(self.sampler), SAMPLERS)
-        check_fields(self, "sweep")
+        for f in fields(self):
+            name = setting(f.name, **{f.name: ...})
+            check_value("sweep", name, vars(self)[f.name], f.type, f.default, **f.metadata)
 
     @property
     def pruning(self) -> bool:
