@@ -46,6 +46,11 @@ class BatchedScalar:
 
     __bool__ = __float__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
+    def __eq__(self, other: object) -> bool:
+        return self._refuse() if isinstance(other, int | float) else self is other
+
+    __hash__ = object.__hash__
+
     def _with(self, other: Any, f: Callable[[Any, Any], Tensor]) -> Any:
         if isinstance(other, BatchedScalar):
             return BatchedScalar(f(self.values, other.values))

@@ -82,6 +82,9 @@ def rounds_together(
     """
     if not trials:
         raise InvalidInput("no trials to run: give at least one")
+    for trial in trials:
+        if not isinstance(trial, Trial):
+            raise InvalidInput(f"each trial is ud.Trial(method, problem, local, seed), got {trial!r}")
     participation = Everyone() if participation is None else participation
     trials = [_fit(trial, participation, rounds) for trial in trials]
     shared = SharedConfig(rounds, participation, engine, evaluate_every, metrics)
