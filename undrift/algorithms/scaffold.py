@@ -16,7 +16,7 @@ B > 0 starts c_i from B minibatches at x0, for all clients, in an initialisation
 from typing import Any
 
 from undrift.algorithms.contact import Answer, Hello, after_contact, mean_gradient
-from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record
+from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 
 @record
@@ -60,16 +60,13 @@ class Scaffold:
     option: int = hyper(default=2, among=(1, 2))
     B: int = hyper(default=0, within="[0, inf)")
 
-    contact, settle = answer_and_keep, correct
+    exchanges, contact, settle = after_contact, answer_and_keep, correct
 
     def server(self, x: Vec) -> Server:
         return Server(x, c=0 * x)
 
     def client(self, x: Vec) -> Client:
         return Client(c=0 * x)
-
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
 
     def begin(self, server: Server, mean: Answer, cohort: Cohort) -> Server:
         return Server(server.x, c=mean.g)

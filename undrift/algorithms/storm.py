@@ -110,10 +110,7 @@ class MBStorm:
 
     __post_init__ = one_server_step
     server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
-    direction = direction
-
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
+    exchanges, direction = after_contact, direction
 
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         return Up(difference(down, self.beta, work)), None
@@ -137,8 +134,7 @@ class CELSGD:
         usual = after_contact(self, t)
         return (*usual, one_walks) if t > 0 else usual
 
-    def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
-        return Up(difference(down, self.beta, work)), None
+    local = MBStorm.local
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         return Server(server.x, server.past, v=mean.v + (1 - self.beta) * server.v)
@@ -188,13 +184,10 @@ class STEM:
     a: float = hyper(default=0.1, within="[0, 1]")
     B: int = hyper(default=1, within="[0, inf)")
 
-    client, contact = stateless, answer
+    client, exchanges, contact = stateless, after_contact, answer
 
     def server(self, x: Vec) -> StemServer:
         return StemServer(x, d=0 * x)
-
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
 
     def begin(self, server: StemServer, mean: Answer, cohort: Cohort) -> StemServer:
         return StemServer(server.x, d=mean.g)
