@@ -165,7 +165,7 @@ class Batch:
         down, up = played.traffic.bytes_down, played.traffic.bytes_up
 
         def looked_at(r: int) -> Round:
-            clients = draws.each[r // self.width].clients
+            clients = draws[r // self.width].clients
             state, found = None, metrics[r]
             if evaluated:
                 state = self._state(r, t)
@@ -187,11 +187,11 @@ class Batch:
 
     def _evaluate_probe(self, r: int, before: State, after: State, played: PlayedRound) -> dict[str, float]:
         """The metrics of a round of one run."""
-        run, sums = self.alone[r], played.local or LocalSums()
+        run, sums = self.alone[r], played.local
         mine = replace(
             played,
             cohort=self.transport.cohorts[r],
-            local=replace(sums, drift=sums.drift[r].item()) if isinstance(sums.drift, Tensor) else None,
+            local=replace(sums, drift=sums.drift[r].item()) if isinstance(sums.drift, Tensor) else LocalSums(),
             everyone=None if played.everyone is None else played.everyone[r],
         )
         return evaluate_probe(run.plan, run.evaluator, before, after, mine)
