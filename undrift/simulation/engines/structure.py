@@ -17,11 +17,12 @@ from torch import Tensor
 
 from undrift.compiler import CannotCompile
 from undrift.core.batched_scalar import BatchedScalar
-from undrift.core.records import children, form_of, map_leaves
+from undrift.core.records import children, field_names, form_of, map_leaves
 from undrift.local.optimiser_state import LocalWithOptimiser
 from undrift.local.parameters import LocalWithParameters
 
 CHANGEABLE = (list, dict, set, np.ndarray)
+PLAIN = {int, bool, str, bytes, type(None)}
 
 
 class _Identity:
@@ -157,11 +158,12 @@ def _places(function: FunctionType, kind: type | None) -> tuple[tuple[Any, tuple
     """Where it finds it: names in namespaces, also those of the functions there that it calls."""
     found: dict[tuple[int, tuple[str, ...]], tuple[Any, tuple[str, ...]]] = {}
     waiting, spaces = [function], [vars(each) for each in kind.__mro__[:-1]] if kind else []
+    own = (field_names(kind) if kind else None) or ()  # the method's own values, and inputs
     while waiting:
         here = waiting.pop()
         of_module, of_class = _names(here.__code__)
         places = [(here.__globals__, chain) for chain in of_module if chain[0] in here.__globals__]
-        places += [(space, (name,)) for name in of_class for space in spaces if name in space]
+        places += [(space, (name,)) for name in of_class for space in spaces if name in space and name not in own]
         for space, chain in places:
             value = _value_at(space, chain)
             new = (id(space), chain) not in found
@@ -211,11 +213,13 @@ def _value_at(space: Any, chain: tuple[str, ...]) -> Any:
 
 def _constant(name: str, value: Any) -> Hashable:
     """A value as a part of a program."""
-    if isinstance(value, CHANGEABLE):
-        raise CannotCompile(f"the method reads {name}, a {type(value).__name__}, which may change: use a tuple")
-    if isinstance(value, tuple):
+    kind = type(value)
+    if kind in PLAIN or (kind is float and value == value):
+        return kind, value
+    if kind is tuple:
         return tuple(_constant(name, each) for each in value)
     if isinstance(value, Tensor):
         return _Identity(value), 0 if value.is_inference() else value._version
-    known = isinstance(value, int | str | bytes | None) or (isinstance(value, float) and value == value)
-    return (type(value), value) if known else _Identity(value)
+    if isinstance(value, CHANGEABLE):
+        raise CannotCompile(f"the method reads {name}, a {kind.__name__}, which may change: use a tuple")
+    return _Identity(value)
