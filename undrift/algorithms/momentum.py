@@ -24,9 +24,9 @@ g+ = h + beta mean_i (c_i+ - c_i): the same iterates for 3 vectors a visit in pl
 
 from typing import Any
 
-from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
-from undrift.algorithms.scaffold import Client, Scaffold, answer_and_keep, correct
+from undrift.algorithms.initialisation import Gradient, first_gradient, with_initialisation
+from undrift.algorithms.scaffold import Client, Scaffold, correct, keep_first_gradient
 from undrift.core import Cohort, InvalidInput, Vec, Work, algorithm, check_value, hyper, record, special_case
 
 CHENG = "Cheng et al. 2024"
@@ -134,10 +134,10 @@ class ScaffoldM:
     def server(self, x: Vec) -> ScaffoldMServer:
         return ScaffoldMServer(x, g=0 * x, c=0 * x)
 
-    client, exchanges, contact, settle = Scaffold.client, after_contact, answer_and_keep, correct
+    client, exchanges, initialise, settle = Scaffold.client, with_initialisation, keep_first_gradient, correct
     direction, control = reparametrised_direction, Scaffold.control
 
-    def begin(self, server: ScaffoldMServer, mean: Answer, cohort: Cohort) -> ScaffoldMServer:
+    def begin(self, server: ScaffoldMServer, mean: Gradient, cohort: Cohort) -> ScaffoldMServer:
         return ScaffoldMServer(server.x, server.g, c=mean.g)
 
     def send(self, server: ScaffoldMServer) -> ScaffoldMDown:
@@ -181,12 +181,12 @@ class FedAvg_M_VR:
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
     __post_init__ = one_server_step
-    client, exchanges, contact, direction = stateless, after_contact, answer, direction
+    client, exchanges, initialise, direction = stateless, with_initialisation, first_gradient, direction
 
     def server(self, x: Vec) -> FedAvgMVRServer:
         return FedAvgMVRServer(x, past=x, g=0 * x)
 
-    def begin(self, server: FedAvgMVRServer, mean: Answer, cohort: Cohort) -> FedAvgMVRServer:
+    def begin(self, server: FedAvgMVRServer, mean: Gradient, cohort: Cohort) -> FedAvgMVRServer:
         return FedAvgMVRServer(server.x, server.past, mean.g)
 
     def send(self, server: FedAvgMVRServer) -> FedAvgMVRDown:
@@ -239,10 +239,10 @@ class ScaffoldMVR:
     def server(self, x: Vec) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(x, past=x, g=0 * x, c=0 * x)
 
-    client, exchanges, contact, settle = Scaffold.client, after_contact, answer_and_keep, correct
+    client, exchanges, initialise, settle = Scaffold.client, with_initialisation, keep_first_gradient, correct
     direction, control = direction, Scaffold.control
 
-    def begin(self, server: ScaffoldMVRServer, mean: Answer, cohort: Cohort) -> ScaffoldMVRServer:
+    def begin(self, server: ScaffoldMVRServer, mean: Gradient, cohort: Cohort) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(server.x, server.past, g=mean.g, c=mean.g)
 
     def send(self, server: ScaffoldMVRServer) -> ScaffoldMVRDown:
