@@ -274,6 +274,25 @@ def test_what_a_method_reads_around_it_belongs_to_its_program(
     assert refusals() == []
 
 
+class Halved(ReadsAround):
+    """Another method, but for its step."""
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        up, client = super().local(down, client, work)
+        return Up(0.5 * up.delta), client
+
+
+def test_a_method_may_call_the_one_that_it_extends(
+    interpreted: None, refusals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, settings = ragged(), {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1)}
+    for strength in (0.5, 0.25):
+        monkeypatch.setattr(ReadsAround, "strength", strength)
+        ours = path(Halved(), problem, engine="compiled", **settings)
+        assert gap(ours, path(Halved(), problem, **settings)) < 1e-9
+    assert refusals() == []
+
+
 def test_what_may_change_around_a_method_is_not_compiled(
     interpreted: None, refusals: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

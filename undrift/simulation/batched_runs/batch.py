@@ -13,6 +13,7 @@ from undrift.compiler.kernels.dense import own_products
 from undrift.core.algorithm import Exchange, exchanges_of
 from undrift.core.batched_scalar import NotBatchable, merge
 from undrift.core.records import map_tensors, stack_records, tensors
+from undrift.core.rng import Key
 from undrift.simulation.aggregation import LocalSums, Reply
 from undrift.simulation.api import prepare
 from undrift.simulation.batched_runs.problem import StackedProblem
@@ -234,8 +235,6 @@ def _choose(shared: SharedConfig, problem: StackedProblem, run: Trial) -> Engine
 
 def _repays(shared: SharedConfig, problem: StackedProblem, run: Trial) -> bool:
     """Whether compiled visits would save more than compiling takes."""
-    from undrift.core.rng import Key
-
     cohort = cohort_size(run.problem, shared.participation)
     steps = max(run.local.count(run.problem, Key(0, 1), range(cohort)))
     rows = cohort * len(problem.seeds) * problem.width

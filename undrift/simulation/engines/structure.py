@@ -133,7 +133,7 @@ def code_of(local: Any) -> Hashable:
     if isinstance(local, partial):
         given = structure_of((*local.args, *sorted(local.keywords.items())))
         return code_of(local.func), given
-    if isinstance(local, FunctionType) and local.__closure__ is None:
+    if isinstance(local, FunctionType) and local.__code__.co_freevars in ((), ("__class__",)):  # that of `super()`
         return local, values_read(local)
     raise CannotCompile(
         "`local` of an exchange is a function inside a function, which is another one in every round: make it a method"
@@ -186,7 +186,7 @@ def _names(code: CodeType) -> tuple[list[tuple[str, ...]], list[str]]:
         if each.opname == "LOAD_GLOBAL":
             of_module.append((each.argval,))
             chained = True
-        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
             if chained:
                 of_module[-1] = (*of_module[-1], each.argval)
             else:
