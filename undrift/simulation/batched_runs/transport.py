@@ -136,7 +136,8 @@ class BatchedTransport:
         mean = means.total()
         if len(kept) > 1:  # each part is finite, but their sum may be too large
             self.check_finite(mean)
-        return mean, kept, up_bytes, replace(local, clients=weights.shape[1])
+        watched = isinstance(local.drift, Tensor)  # an exchange without local steps has no drift to take the mean of
+        return mean, kept, up_bytes, replace(local, clients=weights.shape[1] if watched else 0)
 
     def _sums(self, seen: Observed, chunk: Chunk, weights: Tensor) -> LocalSums:
         """What was seen of a chunk, added up over clients: a row for each run."""
