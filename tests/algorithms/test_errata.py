@@ -137,7 +137,7 @@ def test_11_recovering_g_and_the_past_model() -> None:
         assert torch.allclose(s.past, s.x + gamma * s.g, rtol=0, atol=1e-12)
         assert not torch.allclose(s.past, s.x - gamma * s.g, rtol=0, atol=1e-3)
     first = ud.FedAvg_M_VR(0.3).server(torch.ones(2))
-    assert torch.equal(first.past, first.x)  # whatever g^0 becomes in the first contact
+    assert torch.equal(first.past, first.x)  # whatever g^0 becomes in the initialisation round
 
 
 def test_12_the_two_warm_ups_of_ghbm_differ_unless_tau_is_1() -> None:

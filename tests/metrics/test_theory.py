@@ -113,6 +113,18 @@ def test_networks_too_in_float32(refusals: Any) -> None:
     assert refusals() == []
 
 
+@pytest.mark.parametrize("method", [ud.Mime(), ud.Scaffold(B=1)], ids=lambda method: type(method).__name__)
+def test_drift_of_runs_together_is_that_of_local_steps_alone(method: Any) -> None:
+    """Other exchanges of a round, for gradients or to begin with, have none: they are not in its mean."""
+    problem, local = federation(), ud.Local(steps=3, batch=4, lr=0.1)
+    settings: dict[str, Any] = {"rounds": 2, "participation": ud.Uniform(3), "metrics": ("drift",)}
+    trials = [ud.Trial(method, problem, local, seed) for seed in (0, 1)]
+    for trial, result in zip(trials, ud.run_together(trials, engine="batched", **settings), strict=True):
+        alone = ud.run(method, problem, local=local, seed=trial.seed, engine="sequential", **settings)
+        for mine, reference in zip(result.history, alone.history, strict=True):
+            assert mine.metrics == pytest.approx(reference.metrics, rel=1e-9)
+
+
 def test_many_runs_as_one_computation(refusals: Any) -> None:
     metrics = ("test", "drift", "dissimilarity", "chi2", "tau_eff", "tau_error:2", "control_error", "momentum_error")
     problems = [federation(), federation(clients=ud.Dirichlet(5, alpha=1.0))]

@@ -32,7 +32,7 @@ def test_history_and_iterator_tell_the_same() -> None:
         result.model()
 
 
-def test_first_contact_counts_in_round_one() -> None:
+def test_the_initialisation_round_counts_in_round_one() -> None:
     problem = quadratic()
     history = ud.run(ud.Scaffold(B=2), problem, rounds=2, participation=ud.Uniform(2), local=ud.Local(steps=2)).history
     model = 4 * 8

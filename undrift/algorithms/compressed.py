@@ -16,7 +16,7 @@ C_i is the run's codec: SCALLION is for unbiased ones (random-k, stochastic quan
 alpha = 1 is SCAFFOLD, and so is SCAFCOM with beta = 1.
 """
 
-from undrift.algorithms.scaffold import Client, Down, Server, correct
+from undrift.algorithms.scaffold import Client, Down, Scaffold, Server, correct
 from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 HUANG = "Huang et al. 2024"
@@ -33,14 +33,6 @@ class MomentumClient:
     v: Vec
 
 
-def start(self: object, x: Vec) -> Server:
-    return Server(x, c=0 * x)
-
-
-def send(self: object, server: Server) -> Down:
-    return Down(server.x, server.c)
-
-
 def controlled(down: Down, c_i: Vec, work: Work) -> Vec:
     """(x - y)/(eta_l K): the mean of g_i - c_i + c over the local steps."""
     _, d = work.descend(lambda y: work.grad(y) - c_i + down.c, down.x)
@@ -52,14 +44,6 @@ def update(self: "Scallion | Scafcom", server: Server, mean: Up, cohort: Cohort)
     return Server(x, server.c + cohort.share * mean.dc)
 
 
-def control(self: object, client: "Client | MomentumClient") -> Vec:
-    return client.c
-
-
-def recount(self: object, server: Server, mean: "Client | MomentumClient", cohort: Cohort) -> Server:
-    return Server(server.x, c=cohort.share * mean.c)
-
-
 @algorithm("scallion", HUANG, adds_states=True, reading=True)
 class Scallion:
     """SCAFFOLD with half of its uplink, and compressed without bias."""
@@ -67,10 +51,8 @@ class Scallion:
     eta_g: float = hyper(default=1.0, within="[0, inf)")
     alpha: float = hyper(default=1.0, within="(0, 1]")
 
-    server, send, update, recount, settle, control = start, send, update, recount, correct, control
-
-    def client(self, x: Vec) -> Client:
-        return Client(c=0 * x)
+    server, client, send, update, settle = Scaffold.server, Scaffold.client, Scaffold.send, update, correct
+    recount, control = Scaffold.recount, Scaffold.control
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         dc = self.alpha * (controlled(down, client.c, work) - down.c)
@@ -84,7 +66,8 @@ class Scafcom:
     eta_g: float = hyper(default=1.0, within="[0, inf)")
     beta: float = hyper(default=0.2, within="(0, 1]")
 
-    server, send, update, recount, control = start, send, update, recount, control
+    server, send, update = Scaffold.server, Scaffold.send, update
+    recount, control = Scaffold.recount, Scaffold.control
 
     def client(self, x: Vec) -> MomentumClient:
         return MomentumClient(c=0 * x, v=0 * x)

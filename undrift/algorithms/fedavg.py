@@ -28,7 +28,11 @@ class Up:
     delta: Vec
 
 
-# What FedAvg's clients do, for every method that changes only the server.
+# The server's first state, and what FedAvg's clients do, for every method that changes only one of them.
+
+
+def start(self: object, x: Vec) -> Server:
+    return Server(x)
 
 
 def stateless(self: object, x: Vec) -> None:
@@ -50,10 +54,7 @@ class FedAvg:
 
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
-    client, send, local = stateless, send_model, local_sgd
-
-    def server(self, x: Vec) -> Server:
-        return Server(x)
+    server, client, send, local = start, stateless, send_model, local_sgd
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         return Server(server.x - self.server_lr * mean.delta)
@@ -66,16 +67,10 @@ class FedProx:
     mu: float = hyper(default=0.01, within="[0, inf)")
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
-    client, send = stateless, send_model
-
-    def server(self, x: Vec) -> Server:
-        return Server(x)
+    server, client, send, update = start, stateless, send_model, FedAvg.update
 
     def solve(self, work: Work, x: Vec) -> Vec:
         return work.loop(lambda y: work.step(y, work.grad(y) + self.mu * (y - x)), x)
 
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         return Up(down.x - self.solve(work, down.x)), None
-
-    def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
-        return Server(server.x - self.server_lr * mean.delta)

@@ -14,7 +14,7 @@ A method says by `discount(staleness)` what its updates are multiplied with as t
 have none that are stale, and s(0) = 1.  With a larger buffer FedAsync mixes in the mean of the models, each by its own s.
 """
 
-from undrift.algorithms.fedavg import Down, Server, Up, local_sgd, send_model, stateless
+from undrift.algorithms.fedavg import Down, Server, Up, local_sgd, send_model, start, stateless
 from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 STALENESS = ("polynomial", "hinge", "constant")
@@ -37,10 +37,7 @@ class FedBuff:
     a: float = hyper(default=0.5, within="[0, inf)")
     b: float = hyper(default=4.0, within="[0, inf)")
 
-    client, send, local = stateless, send_model, local_sgd
-
-    def server(self, x: Vec) -> Server:
-        return Server(x)
+    server, client, send, local = start, stateless, send_model, local_sgd
 
     def discount(self, staleness: Vec) -> Vec:
         return s(self.staleness, staleness, self.a, self.b)
@@ -64,13 +61,7 @@ class FedAsync:
     a: float = hyper(default=0.5, within="[0, inf)")
     b: float = hyper(default=4.0, within="[0, inf)")
 
-    client, send = stateless, send_model
-
-    def server(self, x: Vec) -> Server:
-        return Server(x)
-
-    def discount(self, staleness: Vec) -> Vec:
-        return s(self.staleness, staleness, self.a, self.b)
+    server, client, send, discount = start, stateless, send_model, FedBuff.discount
 
     def solve(self, work: Work, x: Vec) -> Vec:
         return work.loop(lambda y: work.step(y, work.grad(y) + self.rho * (y - x)), x)

@@ -22,6 +22,7 @@ The theory's Algorithm 3 is another method (errata 2): it averages gradients, no
 from dataclasses import replace
 from typing import Any
 
+from undrift.algorithms import fedavg
 from undrift.algorithms.fedavg import Down, Up, local_sgd, send_model, stateless
 from undrift.core import Cohort, Col, Vec, Work, algorithm, hyper, record
 
@@ -38,6 +39,10 @@ class Server:
 class MomentumDown:
     x: Vec
     m: Vec
+
+
+def start(self: object, x: Vec) -> Server:
+    return Server(x, past=())
 
 
 def window(server: Server, tau: int, warmup: str) -> Vec:
@@ -66,10 +71,7 @@ class GHBM:
     eta: float = hyper(default=1.0, within="[0, inf)")
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
-    client, for_run, averaged_rounds = stateless, tau_for_run, averaged_rounds
-
-    def server(self, x: Vec) -> Server:
-        return Server(x, past=())
+    server, client, for_run, averaged_rounds = start, stateless, tau_for_run, averaged_rounds
 
     def send(self, server: Server) -> MomentumDown:
         return MomentumDown(server.x, m=window(server, int(self.tau), self.warmup))
@@ -93,11 +95,8 @@ class GHBMServer:
     eta: float = hyper(default=1.0, within="[0, inf)")
     warmup: str = hyper(default="zero", among=("zero", "telescope"))
 
-    client, send, local = stateless, send_model, local_sgd
+    server, client, send, local = start, stateless, send_model, local_sgd
     for_run, averaged_rounds = tau_for_run, averaged_rounds
-
-    def server(self, x: Vec) -> Server:
-        return Server(x, past=())
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         past = (*server.past, server.x)[-int(self.tau) :]
@@ -149,26 +148,17 @@ class GHBMTheory:
 
 
 @record
-class ModelServer:
-    x: Vec
-
-
-@record
 class Client:
     anchor: Vec
     last: Col  # the round of the last visit, 0 = never
-
-
-def start(self: object, x: Vec) -> ModelServer:
-    return ModelServer(x)
 
 
 def unseen(self: object, x: Vec) -> Client:
     return Client(anchor=0 * x, last=0 * x[:1])
 
 
-def step_of_server(self: Any, server: ModelServer, mean: Up, cohort: Cohort) -> ModelServer:
-    return ModelServer(server.x - self.eta * mean.delta)
+def step_of_server(self: Any, server: fedavg.Server, mean: Up, cohort: Cohort) -> fedavg.Server:
+    return fedavg.Server(server.x - self.eta * mean.delta)
 
 
 def share_of_last(client: Client, work: Work, C: float | None) -> Col:
@@ -185,7 +175,7 @@ class LocalGHBM:
     eta: float = hyper(default=1.0, within="[0, inf)")
     C: float | None = hyper(default=None, within="(0, 1]")
 
-    server, client, send, update = start, unseen, send_model, step_of_server
+    server, client, send, update = fedavg.start, unseen, send_model, step_of_server
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         shift = self.beta * share_of_last(client, work, self.C) / work.K * (down.x - client.anchor)
@@ -201,7 +191,7 @@ class FedHBM:
     eta: float = hyper(default=1.0, within="[0, inf)")
     C: float | None = hyper(default=None, within="(0, 1]")
 
-    server, client, send, update = start, unseen, send_model, step_of_server
+    server, client, send, update = fedavg.start, unseen, send_model, step_of_server
 
     def local(self, down: Down, client: Client, work: Work) -> tuple[Up, Client]:
         b = self.beta * share_of_last(client, work, self.C) / work.K

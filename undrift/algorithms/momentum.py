@@ -24,10 +24,10 @@ g+ = h + beta mean_i (c_i+ - c_i): the same iterates for 3 vectors a visit in pl
 
 from typing import Any
 
-from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
-from undrift.algorithms.scaffold import Client, answer_and_keep, correct
-from undrift.core import Cohort, Exchange, InvalidInput, Vec, Work, algorithm, check_value, hyper, record, special_case
+from undrift.algorithms.initialisation import Gradient, first_gradient, with_initialisation
+from undrift.algorithms.scaffold import Client, Scaffold, correct, keep_first_gradient
+from undrift.core import Cohort, InvalidInput, Vec, Work, algorithm, check_value, hyper, record, special_case
 
 CHENG = "Cheng et al. 2024"
 
@@ -38,10 +38,6 @@ def direction(self: Any, server: Any) -> Vec:
 
 def reparametrised_direction(self: Any, server: Any) -> Vec:
     return self.beta * server.g if self.reparametrised else server.g
-
-
-def control(self: object, client: Client) -> Vec:
-    return client.c
 
 
 def gamma_of(self: Any, cohort: Cohort) -> float:
@@ -138,15 +134,10 @@ class ScaffoldM:
     def server(self, x: Vec) -> ScaffoldMServer:
         return ScaffoldMServer(x, g=0 * x, c=0 * x)
 
-    def client(self, x: Vec) -> Client:
-        return Client(c=0 * x)
+    client, exchanges, initialise, settle = Scaffold.client, with_initialisation, keep_first_gradient, correct
+    direction, control = reparametrised_direction, Scaffold.control
 
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
-
-    contact, settle, direction, control = answer_and_keep, correct, reparametrised_direction, control
-
-    def begin(self, server: ScaffoldMServer, mean: Answer, cohort: Cohort) -> ScaffoldMServer:
+    def begin(self, server: ScaffoldMServer, mean: Gradient, cohort: Cohort) -> ScaffoldMServer:
         return ScaffoldMServer(server.x, server.g, c=mean.g)
 
     def send(self, server: ScaffoldMServer) -> ScaffoldMDown:
@@ -190,15 +181,12 @@ class FedAvg_M_VR:
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
     __post_init__ = one_server_step
-    client, contact, direction = stateless, answer, direction
+    client, exchanges, initialise, direction = stateless, with_initialisation, first_gradient, direction
 
     def server(self, x: Vec) -> FedAvgMVRServer:
         return FedAvgMVRServer(x, past=x, g=0 * x)
 
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
-
-    def begin(self, server: FedAvgMVRServer, mean: Answer, cohort: Cohort) -> FedAvgMVRServer:
+    def begin(self, server: FedAvgMVRServer, mean: Gradient, cohort: Cohort) -> FedAvgMVRServer:
         return FedAvgMVRServer(server.x, server.past, mean.g)
 
     def send(self, server: FedAvgMVRServer) -> FedAvgMVRDown:
@@ -251,15 +239,10 @@ class ScaffoldMVR:
     def server(self, x: Vec) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(x, past=x, g=0 * x, c=0 * x)
 
-    def client(self, x: Vec) -> Client:
-        return Client(c=0 * x)
+    client, exchanges, initialise, settle = Scaffold.client, with_initialisation, keep_first_gradient, correct
+    direction, control = direction, Scaffold.control
 
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
-
-    contact, settle, direction, control = answer_and_keep, correct, direction, control
-
-    def begin(self, server: ScaffoldMVRServer, mean: Answer, cohort: Cohort) -> ScaffoldMVRServer:
+    def begin(self, server: ScaffoldMVRServer, mean: Gradient, cohort: Cohort) -> ScaffoldMVRServer:
         return ScaffoldMVRServer(server.x, server.past, g=mean.g, c=mean.g)
 
     def send(self, server: ScaffoldMVRServer) -> ScaffoldMVRDown:

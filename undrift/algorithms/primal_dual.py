@@ -15,23 +15,14 @@ only.  Scaffnew communicates after a random number of steps, the same for all: u
 fixed number K = 1/p it is VRL-SGD.  LED's beta and Scaffnew's p default to the values that make all three one method.
 """
 
-from undrift.algorithms.fedavg import Down, Up, send_model
+from undrift.algorithms.fedavg import Down, Server, Up, send_model, start
 from undrift.core import Cohort, Col, Vec, Work, algorithm, hyper, record
-
-
-@record
-class Server:
-    x: Vec
 
 
 @record
 class Client:
     z: Vec  # c - r y of the last visit, waiting for x
     r: Col  # 0 before the first visit
-
-
-def start(self: object, x: Vec) -> Server:
-    return Server(x)
 
 
 def untouched(self: object, x: Vec) -> Client:

@@ -15,8 +15,9 @@ B > 0 starts c_i from B minibatches at x0, for all clients, in an initialisation
 
 from typing import Any
 
-from undrift.algorithms.contact import Answer, Hello, after_contact, mean_gradient
-from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record
+from undrift.algorithms import fedavg
+from undrift.algorithms.initialisation import Gradient, mean_gradient, with_initialisation
+from undrift.core import Cohort, Vec, Work, algorithm, hyper, record
 
 
 @record
@@ -47,9 +48,9 @@ def correct(self: Any, client: Client, missed: Any) -> Client:
     return Client(client.c + missed.dc)
 
 
-def answer_and_keep(self: Any, down: Hello, client: Client, work: Work) -> tuple[Answer, Client]:
+def keep_first_gradient(self: Any, down: fedavg.Down, client: Client, work: Work) -> tuple[Gradient, Client]:
     c = mean_gradient(down.x, self.B, work)
-    return Answer(c), Client(c)
+    return Gradient(c), Client(c)
 
 
 @algorithm("scaffold", "Karimireddy et al. 2020", local_momentum=True, control_variates=True, adds_states=True)
@@ -60,7 +61,7 @@ class Scaffold:
     option: int = hyper(default=2, among=(1, 2))
     B: int = hyper(default=0, within="[0, inf)")
 
-    contact, settle = answer_and_keep, correct
+    exchanges, initialise, settle = with_initialisation, keep_first_gradient, correct
 
     def server(self, x: Vec) -> Server:
         return Server(x, c=0 * x)
@@ -68,10 +69,7 @@ class Scaffold:
     def client(self, x: Vec) -> Client:
         return Client(c=0 * x)
 
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
-
-    def begin(self, server: Server, mean: Answer, cohort: Cohort) -> Server:
+    def begin(self, server: Server, mean: Gradient, cohort: Cohort) -> Server:
         return Server(server.x, c=mean.g)
 
     def send(self, server: Server) -> Down:

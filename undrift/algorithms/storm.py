@@ -15,8 +15,8 @@ K minibatches are used at x and at x-, the model a round ago.  v and d start fro
 gamma defaults to server_lr eta K.  STEM's paper lets a fall with eta^2: here eta is constant in a round, and so is a.
 """
 
-from undrift.algorithms.contact import Answer, after_contact, answer
 from undrift.algorithms.fedavg import stateless
+from undrift.algorithms.initialisation import Gradient, first_gradient, with_initialisation
 from undrift.algorithms.momentum import gamma_of, one_server_step
 from undrift.core import Cohort, Exchange, Vec, Work, algorithm, hyper, record
 
@@ -73,7 +73,7 @@ def difference(down: Down, beta: float, work: Work) -> Vec:
     return work.loop(step, 0 * down.x) / work.K
 
 
-def begin_v(self: object, server: Server, mean: Answer, cohort: Cohort) -> Server:
+def begin_v(self: object, server: Server, mean: Gradient, cohort: Cohort) -> Server:
     return Server(server.x, server.past, mean.g)
 
 
@@ -109,11 +109,8 @@ class MBStorm:
     server_lr: float = hyper(default=1.0, within="[0, inf)")
 
     __post_init__ = one_server_step
-    server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
-    direction = direction
-
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
+    server, client, send, initialise, begin = start, stateless, send_both, first_gradient, begin_v
+    exchanges, direction = with_initialisation, direction
 
     def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
         return Up(difference(down, self.beta, work)), None
@@ -130,15 +127,14 @@ class CELSGD:
     beta: float = hyper(default=0.1, within="(0, 1]")
     B: int = hyper(default=1, within="[0, inf)")
 
-    server, client, send, contact, begin = start, stateless, send_both, answer, begin_v
+    server, client, send, initialise, begin = start, stateless, send_both, first_gradient, begin_v
     direction = direction
 
     def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        usual = after_contact(self, t)
+        usual = with_initialisation(self, t)
         return (*usual, one_walks) if t > 0 else usual
 
-    def local(self, down: Down, client: None, work: Work) -> tuple[Up, None]:
-        return Up(difference(down, self.beta, work)), None
+    local = MBStorm.local
 
     def update(self, server: Server, mean: Up, cohort: Cohort) -> Server:
         return Server(server.x, server.past, v=mean.v + (1 - self.beta) * server.v)
@@ -188,15 +184,12 @@ class STEM:
     a: float = hyper(default=0.1, within="[0, 1]")
     B: int = hyper(default=1, within="[0, inf)")
 
-    client, contact = stateless, answer
+    client, exchanges, initialise = stateless, with_initialisation, first_gradient
 
     def server(self, x: Vec) -> StemServer:
         return StemServer(x, d=0 * x)
 
-    def exchanges(self, t: int) -> tuple[Exchange, ...]:
-        return after_contact(self, t)
-
-    def begin(self, server: StemServer, mean: Answer, cohort: Cohort) -> StemServer:
+    def begin(self, server: StemServer, mean: Gradient, cohort: Cohort) -> StemServer:
         return StemServer(server.x, d=mean.g)
 
     def send(self, server: StemServer) -> StemServer:

@@ -80,7 +80,7 @@ def _write_back(module: GraphModule, layout: Layout, carried: int) -> None:
     """Let the graph overwrite its first inputs with what it returned, piece by piece where it can."""
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")[:carried]
-    output = next(node for node in graph.nodes if node.op == "output")
+    output = graph.output_node()
     with graph.inserting_before(output):
         values: Any = output.args[0]
         new = [piece for pieces in split_nodes(module, layout, values) for piece in pieces]

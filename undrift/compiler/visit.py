@@ -12,6 +12,7 @@ round, another step size or another hyper-parameter runs the same programs, beca
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -167,9 +168,7 @@ def compile_visit(
     flat = [t for group in (*pieces, *steps) for t in group]
     module, mode = inductor.trace(on_pieces, flat, _rewrite_pooling)
     cutting = _Cutting(module, layout, sum(map(len, pieces)), steps, mode)
-    ends = [0]
-    for part in pieces:
-        ends.append(ends[-1] + len(part))
+    ends = [0, *accumulate(map(len, pieces))]
     places = [place for number in overwritten for place in range(ends[number], ends[number + 1])]
     stages = tuple(cutting.stage(number) for number in range(len(cutting.marks)))
     return CompiledVisit(layout, stages, cutting.finish(places, len(overwritten)))
@@ -279,8 +278,8 @@ class _Cutting:
         """From inputs and earlier results to these values, in pieces; the first `fresh` of them may be overwritten."""
         module = self._outside(values, stages)
         graph = module.graph
-        with graph.inserting_before(_output_of(graph)):
-            targets: Any = _output_of(graph).args[0]
+        with graph.inserting_before(graph.output_node()):
+            targets: Any = graph.output_node().args[0]
             split = split_nodes(module, self.layout, targets)
             pieces = [piece for some in split for piece in some]
             for j in range(sum(map(len, split[:fresh]))):
@@ -302,7 +301,7 @@ class _Cutting:
     ) -> CompiledStep:
         """The program of a loop's body."""
         graph = Graph()
-        outputs: Any = _output_of(segment.graph).args[0]
+        outputs: Any = segment.graph.output_node().args[0]
         examples = _chunks([value_of(node) for node in outputs], counts)
         inputs = [
             [_placeholder(graph, f"given_{i}_{j}", p) for j, p in enumerate(pieces)]
@@ -333,8 +332,8 @@ class _Cutting:
         module = self._outside(self.output.args[0], len(self.marks))  # pyright: ignore
         graph = module.graph
         own = [graph.find_nodes(op="placeholder")[place] for place in places]
-        with graph.inserting_before(_output_of(graph)):
-            split = split_nodes(module, self.layout, _output_of(graph).args[0])  # pyright: ignore
+        with graph.inserting_before(graph.output_node()):
+            split = split_nodes(module, self.layout, graph.output_node().args[0])  # pyright: ignore
             returned, stored = split[: len(split) - kept], split[len(split) - kept :]
             sums = [add_node(graph, aten.sum.dim_IntList, p, [1]) for some in returned for p in some]
             total = reduce(partial(add_node, graph, aten.add.Tensor), sums)
@@ -350,21 +349,10 @@ class _Cutting:
 def _placeholder(graph: Graph, name: str, value: Tensor) -> Node:
     """A new input of a graph, after all others."""
     inputs = graph.find_nodes(op="placeholder")
-    first = next(iter(graph.nodes), None)
-    if inputs:
-        with graph.inserting_after(inputs[-1]):
-            node = graph.placeholder(name)
-    elif first is not None:
-        with graph.inserting_before(first):
-            node = graph.placeholder(name)
-    else:
+    with graph.inserting_after(inputs[-1]) if inputs else graph.inserting_before():
         node = graph.placeholder(name)
     node.meta["val"] = value
     return node
-
-
-def _output_of(graph: Graph) -> Node:
-    return next(iter(graph.find_nodes(op="output")))
 
 
 def _is_fresh(node: Node) -> bool:
@@ -378,6 +366,6 @@ def _is_fresh(node: Node) -> bool:
 
 
 def _return(module: GraphModule, values: list[Node]) -> None:
-    _output_of(module.graph).args = (values,)
+    module.graph.output_node().args = (values,)
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -45,6 +46,11 @@ class BatchedScalar:
         raise NotBatchable("it asks whether a number is zero or how large it is, which differs between the runs")
 
     __bool__ = __float__ = __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __eq__(self, other: object) -> bool:
+        return self._refuse() if isinstance(other, Real) else self is other
+
+    __hash__ = object.__hash__
 
     def _with(self, other: Any, f: Callable[[Any, Any], Tensor]) -> Any:
         if isinstance(other, BatchedScalar):

@@ -27,9 +27,7 @@ class Spec:
     adds_states: bool = False  # its server keeps the weighted sum of all clients' states
     divides_by_lr: bool = False  # not defined for a local step size of zero
     local_models: bool = True  # its clients move local models, which start from the server's
-    normalises: bool = (
-        False  # what clients send is divided by their numbers of steps, so that all count by weight alone
-    )
+    normalises: bool = False  # what clients send is divided by their numbers of steps: they count by weight alone
     reading: bool = False  # no authoritative text at hand: the rule is our reading of it
 
 

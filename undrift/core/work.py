@@ -62,13 +62,9 @@ class Work:
         self._minibatches: Any = None
         self._k: int | None = None  # the step, inside a loop
         self._optimiser_state: Any = None
-        self.carried: Any = (
-            None  # the optimiser's state of earlier visits, if there is to be one, and after a loop the new one
-        )
+        self.carried: Any = None  # the optimiser's state, where visits pass it on: of earlier ones, then of this one
         self._draws = 0  # how often the method has drawn random numbers
-        self.own_parameters: Tensor | None = (
-            None  # those of the client that do not travel, and after a loop the new ones
-        )
+        self.own_parameters: Tensor | None = None  # parameters that do not travel: of earlier visits, then of this one
         self._own_grad: Tensor | None = None  # theirs, of the first gradient of a step
 
     @property

@@ -69,16 +69,17 @@ class LocalSums:
         return LocalSums(self.drift + other.drift, self.clients + other.clients, delta)
 
     @staticmethod
-    def of(observed: Observed, rows: Sequence[int], weights: Sequence[float]) -> "LocalSums":
+    def of(observed: Observed | None, rows: Sequence[int], weights: Sequence[float]) -> "LocalSums":
         """Of these rows, one after another."""
-        found, drift, delta = LocalSums(), observed.drift, observed.delta
-        drifts = [] if drift is None else [drift[row, 0].item() for row in rows]
-        if delta is not None:
-            total = torch.zeros_like(delta[0])
+        if observed is None:
+            return LocalSums()
+        drifts = [] if observed.drift is None else [observed.drift[row, 0].item() for row in rows]
+        total = None
+        if observed.delta is not None:
+            total = torch.zeros_like(observed.delta[0])
             for row in rows:
-                total.add_(delta[row], alpha=weights[row])
-            found = LocalSums(delta=total)
-        return replace(found, drift=sum(drifts), clients=len(drifts))
+                total.add_(observed.delta[row], alpha=weights[row])
+        return LocalSums(sum(drifts), len(drifts), total)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class PartialAggregate:
     weight: float
     states: States  # their new states, not written yet
     traffic: Traffic
-    local: LocalSums | None = None
+    local: LocalSums = LocalSums()
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Reply:
     traffic: Traffic
     lost: tuple[int, ...] = ()  # clients that do not come to the round's next exchange
     amend: Callable[[Any], Any] | None = None  # what becomes of the server after its step
-    local: LocalSums | None = None  # with `delta` as a mean
+    local: LocalSums = LocalSums()  # with `delta` as a mean
 
 
 def is_finite(t: Tensor) -> bool:
@@ -181,7 +182,7 @@ def aggregate(
     ups, traffic = RunningSum(), Traffic()
     present: list[int] = []
     new_states: States = []
-    local: LocalSums | None = None
+    local = LocalSums()
     initial = initial_of(problem)
     own = 1 if initial is None else initial.numel()
     for clients, up, client, summed, observed in results:
@@ -192,7 +193,7 @@ def aggregate(
             new_states.append((clients, client))
             traffic += Traffic(bytes_up=nbytes(up) * len(clients))
             present += clients
-            local = _with_rows(local, observed, range(len(clients)), weights)
+            local += LocalSums.of(observed, range(len(clients)), weights)
             continue
         sent = nbytes(up)
         up = _decode(exchange, up, t)
@@ -212,16 +213,8 @@ def aggregate(
         traffic += Traffic(bytes_up=sent, left_out=lost)
         present += [clients[row] for row in good]
         factors = [(discount or {}).get(i, 1.0) for i in clients]
-        local = _with_rows(local, observed, good, [w * f for w, f in zip(weights, factors, strict=True)])
+        local += LocalSums.of(observed, good, [w * f for w, f in zip(weights, factors, strict=True)])
     return PartialAggregate(present, ups.total(), ups.weight, new_states, traffic, local)
-
-
-def _with_rows(
-    local: LocalSums | None, observed: Observed | None, rows: Sequence[int], weights: Sequence[float]
-) -> LocalSums | None:
-    if observed is None:
-        return local
-    return (local or LocalSums()) + LocalSums.of(observed, rows, weights)
 
 
 def _decode(exchange: Exchange, payload: Any, t: int) -> Any:
@@ -250,13 +243,8 @@ def join_partials(parts: Sequence[PartialAggregate]) -> PartialAggregate:
         sum((part.weight for part in others), first.weight),
         [each for part in parts for each in part.states],
         replace(traffic, left_out=tuple(sorted(traffic.left_out))),
-        _joined([part.local for part in parts]),
+        sum((part.local for part in parts), LocalSums()),
     )
-
-
-def _joined(each: Sequence[LocalSums | None]) -> LocalSums | None:
-    seen = [sums for sums in each if sums is not None]
-    return sum(seen[1:], seen[0]) if seen else None
 
 
 @torch.no_grad()
@@ -277,7 +265,7 @@ def reply_of(part: PartialAggregate, participants: Participants, problem: Proble
     position = {i: j for j, i in enumerate(participants.clients)}
     present = participants.at(sorted(position[i] for i in part.clients))
     local = part.local
-    if local is not None and local.delta is not None:
+    if local.delta is not None:
         local = replace(local, delta=local.delta / part.weight)
     return Reply(mean, cohort_of(present, problem, solver, key), part.traffic, local=local)
 

@@ -30,7 +30,7 @@ class PlayedRound:
     traffic: Traffic
     exchanges: int
     cohort: Cohort | None  # of the last server step
-    local: LocalSums | None = None  # what was seen of local loops
+    local: LocalSums = LocalSums()  # what was seen of local loops
     everyone: Tensor | None = None  # the pseudo-gradient that all clients would have had
 
 
@@ -62,7 +62,7 @@ def play_exchanges(
             of_all += LocalSums(delta=transport.of_everyone(exchange, server, key))
         reply = transport.exchange(exchange, server, draw, key)
         traffic += reply.traffic
-        local += reply.local or LocalSums()
+        local += reply.local
         if reply.lost:  # who is lost does not come to the round's next exchange
             draw = draw.only({*draw.clients} - {*reply.lost})
         if plan.privacy is not None:
@@ -134,14 +134,14 @@ def evaluate_model(plan: RunPlan, evaluator: Evaluator, x: Tensor, t: int) -> di
         return evaluator.evaluate_model(x)
 
 
-def remember(plan: RunPlan, past: tuple[Tensor, ...], local: LocalSums | None, t: int) -> tuple[Tensor, ...]:
+def remember(plan: RunPlan, past: tuple[Tensor, ...], local: LocalSums, t: int) -> tuple[Tensor, ...]:
     """The mean pseudo-gradients of the last rounds, oldest first, as many as metrics ask for."""
     if plan.observing is None:
         return ()
     observe = plan.observing.of_round(t)
     if observe is None or not observe.delta:
         return ()
-    new = () if local is None or local.delta is None else (local.delta,)
+    new = () if local.delta is None else (local.delta,)
     return (*past, *new)[-plan.observing.window :]
 
 
@@ -161,7 +161,7 @@ def evaluate_probe(
         problem=plan.problem,
         algorithm=method_of(plan.algorithm),
         solver=plan.solver(after.round),
-        drift=None if played.local is None else played.local.mean_drift,
+        drift=played.local.mean_drift,
         pseudo_gradients=after.pseudo_gradients,
         pseudo_gradient_of_all=played.everyone,
     )

@@ -10,7 +10,7 @@ local-only    the same clients, cohorts and minibatches as in the federation, wi
 fine-tuned    a few visits of everyone, from the model that the federation has found
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -116,13 +116,16 @@ def reference_config(kind: str, config: RunConfig, model: Tensor | None = None) 
         raise InvalidInput(f"a reference needs a model on data (ud.federate), got {type(problem).__name__}")
     asked = [each for each in config.metrics or ("test",) if isinstance(each, str)]
     names = [each for each in asked if each in problem.metric_names and each != "gradient"]
+
+    def reference_metrics(probe: Probe) -> dict[str, float]:
+        if kind == "centralised":
+            return _of_one(problem, names, _models(problem, probe)[0])
+        return _of_each(problem, names, probe)
+
     if kind == "centralised":
-        measure = lambda probe: _of_one(problem, names, _models(problem, probe)[0])
         steps = max(1, round(steps_a_round(config)))
         config = replace(config, problem=pooled(problem), participation=Everyone())
         config = replace(config, local=replace(config.local, steps=steps, epochs=None))
-    else:
-        measure = lambda probe: _of_each(problem, names, probe)
     if kind == "fine-tuned":
         if model is None:
             raise InvalidInput("fine-tuned needs the model that it begins with: model=result.x")
@@ -134,7 +137,7 @@ def reference_config(kind: str, config: RunConfig, model: Tensor | None = None) 
         algorithm=Alone(),
         engine="auto",
         evaluate_every=config.rounds,
-        metrics=(_named(measure),),
+        metrics=(reference_metrics,),
         population=None,
         server=None,
         codec=None,
@@ -154,13 +157,6 @@ def pooled(problem: ModelProblem) -> ModelProblem:
     """The same samples, all of one client."""
     everything = np.flatnonzero(problem.parts.held(sample_count(problem.X)))
     return problem.with_parts(ClientIndices.from_lists([everything]), problem.test, np.ones(1), ("test",))
-
-
-def _named(measure: Callable[[Probe], dict[str, float]]) -> Callable[[Probe], dict[str, float]]:
-    def reference_metrics(probe: Probe) -> dict[str, float]:
-        return measure(probe)
-
-    return reference_metrics
 
 
 def _of_one(problem: ModelProblem, names: Sequence[str], x: Tensor) -> dict[str, float]:

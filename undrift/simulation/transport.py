@@ -1,5 +1,6 @@
 """How an exchange reaches clients: in this process, on a cluster (ray/), in virtual time (asynchronous/), on nodes (deploy/)."""
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -178,8 +179,8 @@ def visit_clients(
 ) -> PartialAggregate:
     """Visit clients in this process, and add up what they answer."""
     engine = engine_of(plan.choice, max(key.round, 1))  # the initialisation round belongs to round 1
-    results = engine(plan.request(exchange, down, states, participants, key))
-    return aggregate(results, exchange, states, participants, plan.problem, key.round)
+    with closing(engine(plan.request(exchange, down, states, participants, key))) as results:  # also if it fails
+        return aggregate(results, exchange, states, participants, plan.problem, key.round)
 
 
 def everyone(plan: RunPlan, exchange: Exchange, key: Key) -> Participants:
@@ -189,8 +190,7 @@ def everyone(plan: RunPlan, exchange: Exchange, key: Key) -> Participants:
 
 def mean_delta(part: PartialAggregate) -> Tensor | None:
     """The mean pseudo-gradient of the clients of a part."""
-    delta = None if part.local is None else part.local.delta
-    return None if delta is None else delta / part.weight
+    return None if part.local.delta is None else part.local.delta / part.weight
 
 
 def with_bytes_down(reply: Reply, down: Any, clients: int) -> Reply:

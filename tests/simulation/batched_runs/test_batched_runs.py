@@ -2,7 +2,7 @@
 
 import csv
 import logging
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ import undrift as ud
 from tests.support.method_table import FIRST, ROWS, Row, made
 from tests.support.small_sweep import SPACE, experiment
 from tests.support.toy_problem import PlainFedAvg
+from undrift.algorithms.fedavg import Up
 from undrift.compiler import inductor, step
 from undrift.compiler.kernels import small_products
 from undrift.compiler.kernels.products import summed_
@@ -193,6 +194,25 @@ def test_a_server_that_mixes_rows_is_found_out(lines: Any) -> None:
     assert len(lines()) == 1 and "does not treat the rows" in lines()[0]
 
 
+@dataclass(frozen=True)
+class Branching(PlainFedAvg):
+    """A method with another rule where a number is zero."""
+
+    mu: float = 0.0
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        factor = 1 if self.mu == 0 else 3 + self.mu
+        y = work.loop(lambda y: y - work.lr * factor * work.grad(y), down.x)
+        return Up(down.x - y), None
+
+
+@pytest.mark.parametrize("mus", [(0.0, 1.0), (1.0, 0.0)])
+def test_a_method_that_asks_whether_a_number_is_zero_runs_alone(mus: tuple[float, float], lines: Any) -> None:
+    trials = [Trial(Branching(mu), federation(0), ud.Local(2, lr=0.1)) for mu in mus]
+    check_equal(trials, rounds=3)
+    assert len(lines()) == 1 and "asks whether a number is zero" in lines()[0]
+
+
 def test_different_structures_are_different_sets() -> None:
     trials = [Trial(ud.GHBM(tau=tau), federation(0), ud.Local(2, lr=lr)) for tau in (1, 2) for lr in (0.1, 0.2)]
     check_equal(trials, rounds=4, participation=ud.Uniform(3))
@@ -204,6 +224,9 @@ def test_what_cannot_be_together_says_so(lines: Any) -> None:
     assert len(lines()) == 1 and "'sequential' computes one run at a time" in lines()[0]
     with pytest.raises(ud.InvalidInput, match="no trials"):
         run_together([], rounds=1)
+    no_trial: Any = ud.FedAvg()
+    with pytest.raises(ud.InvalidInput, match=r"ud.Trial\(method, problem, local, seed\), got FedAvg"):
+        run_together([trials[0], no_trial], rounds=1)
 
 
 def test_sweeps_together_write_what_they_write_alone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,9 @@ from undrift.compiler import inductor
 from undrift.compiler import step as steps
 from undrift.compiler.kernels import gather as gathering
 from undrift.compiler.kernels import products, small_products
+from undrift.simulation.engines import compiled
 from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import PROGRAMS
-
-compiled = import_module("undrift.simulation.engines.compiled")  # whose name in the package is the engine's
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -230,6 +229,76 @@ def test_other_numbers_run_the_same_program(monkeypatch: pytest.MonkeyPatch) -> 
         ours = path(ud.FedAvg_M(beta=beta), problem, engine="compiled", **settings)
         assert gap(ours, path(ud.FedAvg_M(beta=beta), problem, **settings)) < 1e-9
     assert len(made_here) == 2  # the step, and what comes after the steps
+
+
+STRENGTH = 0.5
+
+
+def scaled(d: Tensor) -> Tensor:
+    return STRENGTH * d
+
+
+class Tuning:
+    strength = 0.5
+
+
+class ReadsAround(PlainFedAvg):
+    """A method whose numbers are no attributes of it: they belong to its module, its class, another class."""
+
+    strength = 0.5
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        factor = Tuning.strength * self.strength
+        y = work.loop(lambda y: work.step(y, factor * scaled(work.grad(y))), down.x)
+        return Up(down.x - y), None
+
+
+@pytest.mark.parametrize(
+    "where, name",
+    [
+        (import_module(__name__), "STRENGTH"),
+        (ReadsAround, "strength"),
+        (Tuning, "strength"),
+        (import_module(__name__), "scaled"),
+    ],
+    ids=["module", "class", "another class", "function"],
+)
+def test_what_a_method_reads_around_it_belongs_to_its_program(
+    where: Any, name: str, interpreted: None, refusals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, settings = ragged(), {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1)}
+    for value in (vars(where)[name], 0.25 if name != "scaled" else lambda d: 2 * d):
+        monkeypatch.setattr(where, name, value)
+        ours = path(ReadsAround(), problem, engine="compiled", **settings)
+        assert gap(ours, path(ReadsAround(), problem, **settings)) < 1e-9
+    assert refusals() == []
+
+
+class Halved(ReadsAround):
+    """Another method, but for its step."""
+
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        up, client = super().local(down, client, work)
+        return Up(0.5 * up.delta), client
+
+
+def test_a_method_may_call_the_one_that_it_extends(
+    interpreted: None, refusals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, settings = ragged(), {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1)}
+    for strength in (0.5, 0.25):
+        monkeypatch.setattr(ReadsAround, "strength", strength)
+        ours = path(Halved(), problem, engine="compiled", **settings)
+        assert gap(ours, path(Halved(), problem, **settings)) < 1e-9
+    assert refusals() == []
+
+
+def test_what_may_change_around_a_method_is_not_compiled(
+    interpreted: None, refusals: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReadsAround, "strength", np.array(0.5))
+    path(ReadsAround(), ragged(), engine="compiled", rounds=2, local=ud.Local(steps=2, batch=4))
+    assert [line for line in refusals() if "reads strength, a ndarray" in line]
 
 
 def test_a_resumed_run_with_its_choice_gives_the_same_bits(interpreted: None) -> None:

@@ -39,6 +39,23 @@ def test_errors_of_workers_name_the_client() -> None:
         ud.run(broken, ragged(), rounds=1, workers=2)
 
 
+class KeepsTooMuch(PlainFedAvg):
+    def local(self, down: Any, client: Any, work: Any) -> Any:
+        up, _ = super().local(down, client, work)
+        return up, up
+
+
+def test_a_run_that_fails_gives_the_cores_back_while_its_error_is_looked_at() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with pytest.raises(ud.MethodFailure, match="they must be alike") as error:
+            ud.run(KeepsTooMuch(), ragged(), rounds=1, workers=2)
+        assert error.value.__traceback__ is not None and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Hidden(nn.Module):
     """Draws random numbers of torch's own."""
 

@@ -133,7 +133,7 @@ METHODS = {
     "ghbm": "a history on the server",
     "scaffold-m": "a control variate a client",
     "fedhbm": "an anchor a client",
-    "scaffold": "a first contact with everyone",
+    "scaffold": "an initialisation round with everyone",
     "mime": "two exchanges",
     "ce-lsgd": "two exchanges, one of them with a single client",
     "twice": "two exchanges that change states",

@@ -205,7 +205,7 @@ def mimelite_mvr(
     return np.array(xs)
 
 
-def _first_contact(w: World, B: int) -> np.ndarray:
+def _first_gradients(w: World, B: int) -> np.ndarray:
     """Mean over all clients of B minibatch gradients at x^0, before round 1; zero if B = 0."""
     if B == 0:
         return np.zeros_like(w.x0)
@@ -239,7 +239,7 @@ def mb_storm(
     """Minibatch STORM, the baseline of Patel et al. 2022."""
     x = w.x0.copy()
     x_prev = x.copy()
-    v = _first_contact(w, B)
+    v = _first_gradients(w, B)
     xs = [x]
     for t, S in enumerate(cohorts, start=1):
         v = _minibatch_mean(w, S, K, x, t) + (1 - beta) * (v - _minibatch_mean(w, S, K, x_prev, t))
@@ -262,7 +262,7 @@ def ce_lsgd(
     """CE-LSGD, Patel et al. 2022: a STORM estimate, then local SARAH steps on one client."""
     x = w.x0.copy()
     x_prev = x.copy()
-    v = _first_contact(w, B)
+    v = _first_gradients(w, B)
     xs = [x]
     for t, S in enumerate(cohorts, start=1):
         v = _minibatch_mean(w, S, K, x, t) + (1 - beta) * (v - _minibatch_mean(w, S, K, x_prev, t))
@@ -300,7 +300,7 @@ def bvr_l_sgd(
 def stem(w: World, cohorts: list[list[int]], K: list[int], eta: float, *, a: float, B: int = 1) -> np.ndarray:
     """STEM, Khanduri et al. 2021, Algorithm 1, constant step and momentum parameter."""
     x_bar = w.x0.copy()
-    d_bar = _first_contact(w, B)
+    d_bar = _first_gradients(w, B)
     xs = [x_bar]
     for t, S in enumerate(cohorts, start=1):
         ys, ds = [], []

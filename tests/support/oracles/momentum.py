@@ -15,7 +15,7 @@ def default_gamma(gamma: float | None, eta: float, K: list[int], cohort: list[in
     return server_lr * eta * sum(K[i] for i in cohort) / len(cohort) if gamma is None else gamma
 
 
-def first_contact(w: World, B: int) -> list[np.ndarray]:
+def first_gradients(w: World, B: int) -> list[np.ndarray]:
     """For every client the mean of B minibatch gradients at x^0, taken before round 1."""
     starts = []
     for i in range(w.N):
@@ -96,7 +96,7 @@ def fedavg_m_vr(
 ) -> np.ndarray:
     """FedAvg-M-VR, Cheng et al. 2024, Algorithm 3 with the start of Theorem 2; x^{-1} = x^0."""
     x_old, x = w.x0.copy(), w.x0.copy()
-    g = sum(first_contact(w, B), np.zeros_like(x)) / w.N
+    g = sum(first_gradients(w, B), np.zeros_like(x)) / w.N
     path = [x]
     for t, cohort in enumerate(cohorts, start=1):
         g_new = np.zeros_like(x)
@@ -126,7 +126,7 @@ def scaffold_m(
 ) -> np.ndarray:
     """SCAFFOLD-M, Cheng et al. 2024, Algorithm 2, with g^0 = 0 and c_i^0 as in Theorem 3."""
     x, g = w.x0.copy(), np.zeros_like(w.x0)
-    c_i = first_contact(w, B)
+    c_i = first_gradients(w, B)
     c = sum(c_i, np.zeros_like(x)) / w.N
     path = [x]
     for t, cohort in enumerate(cohorts, start=1):
@@ -162,7 +162,7 @@ def scaffold_m_reparam(
 ) -> np.ndarray:
     """SCAFFOLD-M reparameterised, Cheng et al. 2024, D.2; eta, gamma are the hatted ones."""
     x, g_hat = w.x0.copy(), np.zeros_like(w.x0)
-    c_i = first_contact(w, B)
+    c_i = first_gradients(w, B)
     c = sum(c_i, np.zeros_like(x)) / w.N
     path = [x]
     for t, cohort in enumerate(cohorts, start=1):
@@ -196,7 +196,7 @@ def scaffold_m_vr(
 ) -> np.ndarray:
     """SCAFFOLD-M-VR, Cheng et al. 2024, Algorithm 4 with the start of Theorem 4: g^0 = c^0."""
     x_old, x = w.x0.copy(), w.x0.copy()
-    c_i = first_contact(w, B)
+    c_i = first_gradients(w, B)
     c = sum(c_i, np.zeros_like(x)) / w.N
     g = c.copy()
     path = [x]

@@ -7,7 +7,6 @@ from typing import Any
 from undrift.core.errors import InvalidInput
 from undrift.metrics.evaluator import Evaluator
 from undrift.problems import Problem
-from undrift.problems.protocols import PrefersEngine
 from undrift.simulation.asynchronous.async_state import AsyncSnapshot, AsyncState
 from undrift.simulation.asynchronous.buffered_rounds import play_buffered_round
 from undrift.simulation.asynchronous.clock import VirtualClock
@@ -17,6 +16,7 @@ from undrift.simulation.asynchronous.virtual_buffer import VirtualBuffer
 from undrift.simulation.asynchronous.virtual_transport import VirtualTransport
 from undrift.simulation.driver import play as play_rounds
 from undrift.simulation.engines import EngineChoice
+from undrift.simulation.engines.choice import preference
 from undrift.simulation.results import Round, State
 from undrift.simulation.transport import RunPlan
 
@@ -43,8 +43,7 @@ def inner_engine(engine: str | EngineChoice, population: Population, problem: Pr
     inner = EVENT_ENGINES.get(engine, "auto")
     if inner != "auto":
         return inner
-    prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
-    return "sequential" if population.instant else prefers
+    return "sequential" if population.instant else preference(problem)[0]
 
 
 def play_events(

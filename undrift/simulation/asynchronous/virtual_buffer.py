@@ -63,20 +63,17 @@ class VirtualBuffer(InProcess):
     def is_full(self) -> bool:
         return len(self.clock.live.buffer) >= self.policy.size
 
-    def dispatch(self, server: Any, t: int) -> int:
-        return self._send_out(server, t)
-
     def wait(self, server: Any, t: int) -> int:
         live, sent = self.clock.live, 0
         if not live.out and live.wake == math.inf:
-            sent = self._send_out(server, t, thorough=True)
+            sent = self.dispatch(server, t, thorough=True)
         soonest = min(live.out[0][0] if live.out else math.inf, live.wake)
         if soonest == math.inf:
             raise self.clock.deserted(t)
         live.time = max(live.time, soonest)
         return sent
 
-    def _send_out(self, server: Any, t: int, thorough: bool = False) -> int:
+    def dispatch(self, server: Any, t: int, thorough: bool = False) -> int:
         clock, live, plan = self.clock, self.clock.live, self.plan
         room = self.policy.at_work - len(live.out)
         found = clock.queue.ask(max(room, 0), thorough=thorough)

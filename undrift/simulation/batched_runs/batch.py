@@ -13,6 +13,7 @@ from undrift.compiler.kernels.dense import own_products
 from undrift.core.algorithm import Exchange, exchanges_of
 from undrift.core.batched_scalar import NotBatchable, merge
 from undrift.core.records import map_tensors, stack_records, tensors
+from undrift.core.rng import Key
 from undrift.simulation.aggregation import LocalSums, Reply
 from undrift.simulation.api import prepare
 from undrift.simulation.batched_runs.problem import StackedProblem
@@ -165,7 +166,7 @@ class Batch:
         down, up = played.traffic.bytes_down, played.traffic.bytes_up
 
         def looked_at(r: int) -> Round:
-            clients = draws.each[r // self.width].clients
+            clients = draws[r // self.width].clients
             state, found = None, metrics[r]
             if evaluated:
                 state = self._state(r, t)
@@ -187,11 +188,11 @@ class Batch:
 
     def _evaluate_probe(self, r: int, before: State, after: State, played: PlayedRound) -> dict[str, float]:
         """The metrics of a round of one run."""
-        run, sums = self.alone[r], played.local or LocalSums()
+        run, sums = self.alone[r], played.local
         mine = replace(
             played,
             cohort=self.transport.cohorts[r],
-            local=replace(sums, drift=sums.drift[r].item()) if isinstance(sums.drift, Tensor) else None,
+            local=replace(sums, drift=sums.drift[r].item()) if isinstance(sums.drift, Tensor) else LocalSums(),
             everyone=None if played.everyone is None else played.everyone[r],
         )
         return evaluate_probe(run.plan, run.evaluator, before, after, mine)
@@ -234,8 +235,6 @@ def _choose(shared: SharedConfig, problem: StackedProblem, run: Trial) -> Engine
 
 def _repays(shared: SharedConfig, problem: StackedProblem, run: Trial) -> bool:
     """Whether compiled visits would save more than compiling takes."""
-    from undrift.core.rng import Key
-
     cohort = cohort_size(run.problem, shared.participation)
     steps = max(run.local.count(run.problem, Key(0, 1), range(cohort)))
     rows = cohort * len(problem.seeds) * problem.width

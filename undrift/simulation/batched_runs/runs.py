@@ -58,11 +58,11 @@ def run_together(
             elif stopped[n] is None:
                 last[n], stopped[n] = cast(State, r.state), str(r)
                 log.warning("stopped: %s", stopped[n])
-    found = []
+    found, shared = [], SharedConfig(rounds, participation or Everyone(), engine, evaluate_every, metrics)
     for n, trial in enumerate(trials):
         state = last[n]
         assert state is not None
-        config = SharedConfig(rounds, participation or Everyone(), engine, evaluate_every).config(trial)
+        config = shared.config(trial)
         found.append(Result(trial.problem, own_state(state), history[n], stopped[n], best[n], config))
     return found
 
@@ -82,6 +82,9 @@ def rounds_together(
     """
     if not trials:
         raise InvalidInput("no trials to run: give at least one")
+    for trial in trials:
+        if not isinstance(trial, Trial):
+            raise InvalidInput(f"each trial is ud.Trial(method, problem, local, seed), got {trial!r}")
     participation = Everyone() if participation is None else participation
     trials = [_fit(trial, participation, rounds) for trial in trials]
     shared = SharedConfig(rounds, participation, engine, evaluate_every, metrics)

@@ -22,7 +22,6 @@ from undrift.simulation.client_states import ClientStates, StagedStates
 from undrift.simulation.engines.compiled import Programs
 from undrift.simulation.engines.row_check import CHECKED_ROUNDS, DisturbedWork, compare_with_alone
 from undrift.simulation.participants import Participants
-from undrift.simulation.participation import Draw
 from undrift.simulation.results import Round
 from undrift.simulation.transport import RunPlan, everyone
 
@@ -36,13 +35,6 @@ class NonFiniteRuns(Exception):
     def __init__(self, runs: list[int]):
         super().__init__(runs)
         self.runs = runs
-
-
-@dataclass(frozen=True)
-class Draws:
-    """The cohorts of a round, one per seed."""
-
-    each: tuple[Draw, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +83,13 @@ class BatchedTransport:
         self.programs = Programs()
 
     def cohort(self, t: int) -> Any:
-        return Draws(tuple(plan.draw(t) for plan in self.plans))
+        """Those of a round, one for each seed."""
+        return tuple(plan.draw(t) for plan in self.plans)
 
     @torch.no_grad()
     def exchange(self, exchange: Exchange, server: Any, draw: Any, key: Key) -> Reply:
         t, self.number = key.round, key.exchange
-        draws = draw.each if isinstance(draw, Draws) else [Draw(())] * len(self.plans)
+        draws = draw if isinstance(draw, tuple) else [draw] * len(self.plans)  # nobody yet, in the initialisation round
         each = [
             plan.participants(exchange, own, replace(key, seed=plan.seed))
             for plan, own in zip(self.plans, draws, strict=True)
@@ -143,7 +136,8 @@ class BatchedTransport:
         mean = means.total()
         if len(kept) > 1:  # each part is finite, but their sum may be too large
             self.check_finite(mean)
-        return mean, kept, up_bytes, replace(local, clients=weights.shape[1])
+        watched = isinstance(local.drift, Tensor)  # an exchange without local steps has no drift to take the mean of
+        return mean, kept, up_bytes, replace(local, clients=weights.shape[1] if watched else 0)
 
     def _sums(self, seen: Observed, chunk: Chunk, weights: Tensor) -> LocalSums:
         """What was seen of a chunk, added up over clients: a row for each run."""

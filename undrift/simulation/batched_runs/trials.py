@@ -1,7 +1,7 @@
 """One of several runs, what all of them have in common, and which of them can be one computation."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from torch import Tensor
@@ -87,7 +87,7 @@ class SharedConfig:
         """The rounds of a trial by itself, checked at once; then, if it ends early, why, again and again."""
         config = self.config(trial, engine)
         if start is not None:
-            config = RunConfig(**{**vars(config), "x0": None})
+            config = replace(config, x0=None)
         return to_the_end(prepare(config).play(start))
 
 

@@ -2,7 +2,8 @@
 
     sequential.py   one client after another, or several side by side in threads: the reference
     batched.py      a chunk of clients as one computation
-    compiled.py     the same, compiled; tracing.py makes a visit a pure function of tensors for that
+    compiled.py     the same, compiled: for that tracing.py makes a visit a pure function of tensors, and structure.py
+                    tells which visits run the same programs
     row_check.py    in the first rounds of a run, one client of a cohort is compared with itself alone
     request.py      what an engine is asked
     choice.py       which engine suits a run
@@ -10,16 +11,11 @@
 What is done with results (decoding, checks, sums, bytes) is the same for all: see `simulation/aggregation.py`.
 """
 
-import warnings
-from typing import Any
-
-from undrift.simulation.engines.batched import batched
+from undrift.simulation.engines import batched, compiled, sequential
 from undrift.simulation.engines.choice import EngineChoice, choose_engine
-from undrift.simulation.engines.compiled import compiled, compiled_one_by_one
 from undrift.simulation.engines.memory import keep_freed_memory
 from undrift.simulation.engines.request import Engine, Request
 from undrift.simulation.engines.row_check import CHECKED_ROUNDS, checked
-from undrift.simulation.engines.sequential import sequential, threaded
 
 __all__ = ["EngineChoice", "Engine", "Request", "choose_engine", "engine_of"]
 
@@ -28,17 +24,10 @@ def engine_of(choice: EngineChoice, round: int) -> Engine:
     """The engine that a choice means in a round; on Ray, inside each worker."""
     keep_freed_memory()
     choice = choice.inner
-    if choice.one_by_one:
-        if choice.compiles(round):
-            return compiled_one_by_one(choice.workers)
-        return sequential if choice.workers is None else threaded(choice.workers)
     compiles = choice.compiles(round)
-    engine = compiled if compiles else batched
+    if choice.one_by_one:
+        if compiles:
+            return compiled.compiled_one_by_one(choice.workers)
+        return sequential.sequential if choice.workers is None else sequential.threaded(choice.workers)
+    engine = compiled.compiled if compiles else batched.batched
     return checked(engine, rows=not compiles) if round <= CHECKED_ROUNDS else engine
-
-
-def __getattr__(name: str) -> Any:
-    if name != "choose":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("engines.choose is now engines.choose_engine", DeprecationWarning, stacklevel=2)
-    return choose_engine

@@ -7,11 +7,11 @@ from undrift.core.errors import MethodFailure
 from undrift.core.records import check_records, fits, map_tensors
 from undrift.core.work import NoCommonRound
 from undrift.simulation.aggregation import ClientResults
-from undrift.simulation.engines.request import Request
+from undrift.simulation.engines.request import Request, ResultStream
 from undrift.simulation.engines.sequential import visit_one
 
 
-def batched(request: Request) -> Iterator[ClientResults]:
+def batched(request: Request) -> ResultStream:
     """Visit clients `chunk` at a time."""
     # A batch of one goes through other kernels (matrix times vector) with other rounding.  So a lone client is
     # computed twice over, and a chunk of any size gives the same bits.

@@ -144,7 +144,7 @@ def choose_engine(
     if isinstance(engine, EngineChoice):
         check_possible(engine.engine, problem)
         return checked_for_torch(engine)
-    prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
+    prefers, _ = preference(problem)
     name = engine
     if name == "auto":
         name = "sequential" if workers else prefers
@@ -179,9 +179,14 @@ def checked_for_torch(choice: EngineChoice) -> EngineChoice:
     return choice.uncompiled()
 
 
+def preference(problem: Problem) -> tuple[str, str | None]:
+    """The engine that suits a problem, and why its clients cannot be computed together, or None."""
+    return (problem.engine, problem.not_batched) if isinstance(problem, PrefersEngine) else ("batched", None)
+
+
 def check_possible(name: str, problem: Problem) -> None:
     """Raise InvalidInput if an engine cannot run a problem."""
-    why = problem.not_batched if isinstance(problem, PrefersEngine) else None
+    _, why = preference(problem)
     if name != "sequential" and why:
         raise InvalidInput(f"engine '{name}' cannot run this problem: {why}")
 
@@ -241,10 +246,10 @@ def cpp_compiler() -> str | None:
 
 def _repays(choice: EngineChoice, problem: Problem, rounds: int, participation: Participation, local: Local) -> bool:
     """Whether compiled visits would save more than compiling takes."""
-    batchable = not isinstance(problem, PrefersEngine) or problem.not_batched is None
+    _, not_batched = preference(problem)
     traceable: object = problem
     own = initial_of(problem) is not None  # parameters of clients, with which nothing is compiled
-    if not isinstance(traceable, Traceable) or not batchable or own:
+    if not isinstance(traceable, Traceable) or not_batched or own:
         return False
     seconds = gradient_seconds(choice, problem, rounds, participation, local)
     return worth_compiling(seconds, choice.one_by_one)
@@ -279,8 +284,7 @@ def explain(
     """
     if engine != "auto":
         return "as asked for"
-    prefers = problem.engine if isinstance(problem, PrefersEngine) else "batched"
-    not_batched = problem.not_batched if isinstance(problem, PrefersEngine) else None
+    prefers, not_batched = preference(problem)
     if not_batched:
         return not_batched
     layout = "clients are computed together"

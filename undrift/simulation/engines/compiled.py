@@ -8,7 +8,7 @@ the batched engine, or one by one the sequential engine, computes it, after one 
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from threading import Lock
@@ -27,7 +27,7 @@ from undrift.core.work import Work
 from undrift.problems.model import ModelProblem
 from undrift.simulation.aggregation import ClientResults
 from undrift.simulation.engines.batched import chunks, visit_chunk
-from undrift.simulation.engines.request import Engine, Request
+from undrift.simulation.engines.request import Engine, Request, ResultStream
 from undrift.simulation.engines.row_check import DisturbedWork
 from undrift.simulation.engines.sequential import in_threads, visit_one
 from undrift.simulation.engines.tracing import TracedVisit, VisitSpec, add_rows, check_traceable
@@ -44,7 +44,7 @@ class NonFiniteUpdate(Exception):
     """Something in a visit is not finite, and has been written over the clients' states."""
 
 
-def compiled(request: Request) -> Iterator[ClientResults]:
+def compiled(request: Request) -> ResultStream:
     """Visit clients `chunk` at a time."""
     # Few numbers of rows, because each needs other programs: the chunk, or a power of two below it.
     rows_for = lambda n: min(request.chunk, 1 << (n - 1).bit_length())
@@ -61,7 +61,7 @@ def compiled(request: Request) -> Iterator[ClientResults]:
 def compiled_one_by_one(workers: int | None) -> Engine:
     """The same for one client at a time, with so many side by side; None: one after another, on all cores."""
 
-    def engine(request: Request) -> Iterator[ClientResults]:
+    def engine(request: Request) -> ResultStream:
         programs = programs_of(request.problem)
 
         def visit(i: int, state: Any, problem: Any) -> ClientResults:

@@ -1,9 +1,9 @@
 """What an engine is asked to compute: one exchange with some clients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from undrift.core.algorithm import Algorithm, Exchange
 from undrift.core.observe import LocalPath, Observe
@@ -57,7 +57,10 @@ class Request:
         return dict(zip(self.participants.clients, self.participants.steps, strict=True))
 
 
-class Engine(Protocol):
-    """A way of visiting clients: results come chunk by chunk, in ascending order of clients."""
+ResultStream: TypeAlias = Generator[ClientResults, None, None]
 
-    def __call__(self, request: Request) -> Iterator[ClientResults]: ...
+
+class Engine(Protocol):
+    """A way of visiting clients: results come chunk by chunk, in ascending order of clients; to be closed."""
+
+    def __call__(self, request: Request) -> ResultStream: ...

@@ -7,7 +7,7 @@ A unit of a ReLU may fall on the other side of its kink in one computation only;
 depends on who is beside it, or if no client's row is what it computes alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,7 @@ from undrift.compiler.verify import Noise, noise, same_up_to_rounding
 from undrift.core.errors import MethodFailure
 from undrift.core.records import children, map_tensors, tensors
 from undrift.core.work import NoCommonRound, Work
-from undrift.simulation.aggregation import ClientResults
-from undrift.simulation.engines.request import Engine, Request
+from undrift.simulation.engines.request import Engine, Request, ResultStream
 
 CHECKED_ROUNDS = 2  # momentum and control variates are zero in the first
 CLIENTS_TRIED = 8
@@ -40,7 +39,7 @@ def checked(engine: Engine, rows: bool) -> Engine:
     `rows`: whether it yields a row for each client, as `local` returned it; else two clients are computed for this.
     """
 
-    def visit(request: Request) -> Iterator[ClientResults]:
+    def visit(request: Request) -> ResultStream:
         known = rows and request.exchange.wire is None
         clients = request.participants.clients
         if not known and clients:

@@ -6,7 +6,7 @@ the same bits.  Torch's operators release Python's lock, hence threads and not p
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import local as ThreadLocal
@@ -18,10 +18,10 @@ import torch
 from undrift.core.errors import MethodFailure
 from undrift.core.records import map_tensors
 from undrift.simulation.aggregation import ClientResults
-from undrift.simulation.engines.request import Engine, Request
+from undrift.simulation.engines.request import Engine, Request, ResultStream
 
 
-def sequential(request: Request) -> Iterator[ClientResults]:
+def sequential(request: Request) -> ResultStream:
     """Visit clients one at a time."""
     for i in request.participants.clients:
         yield visit_one(request, i, request.states.gather([i]), request.problem)
@@ -30,15 +30,13 @@ def sequential(request: Request) -> Iterator[ClientResults]:
 def threaded(workers: int) -> Engine:
     """The sequential engine with so many clients side by side."""
 
-    def engine(request: Request) -> Iterator[ClientResults]:
+    def engine(request: Request) -> ResultStream:
         yield from in_threads(partial(visit_one, request), request, workers)
 
     return engine
 
 
-def in_threads(
-    visit: Callable[[int, Any, Any], ClientResults], request: Request, workers: int
-) -> Iterator[ClientResults]:
+def in_threads(visit: Callable[[int, Any, Any], ClientResults], request: Request, workers: int) -> ResultStream:
     """`visit(client, its state, problem)` for each client, with a copy of the problem for each of so many threads."""
     own, cores = ThreadLocal(), torch.get_num_threads()
     copies = twins(request.problem, workers)

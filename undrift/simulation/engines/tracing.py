@@ -2,142 +2,34 @@
 
 Everything that may differ from call to call is an input: the message, the states, the step size, the round and every other
 float of the method and its solver as a 0-d tensor, weights, data, minibatches, random numbers.  What is left is structure: the
-method's code, its integers and words, shapes.  Two visits of one structure run the same programs.
+method's code, its integers and words, shapes (structure.py).  Two visits of one structure run the same programs.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from types import FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from undrift.compiler import CannotCompile, Layout, Tracer, Watch, kernels
 from undrift.compiler.inductor import fake_mode
 from undrift.core.algorithm import Algorithm, exchanges_of
-from undrift.core.batched_scalar import BatchedScalar, is_zero
+from undrift.core.batched_scalar import is_zero
 from undrift.core.optimiser import HeavyBall
-from undrift.core.records import children, fits, form_of, map_leaves, map_tensors, rebuild, tensors
+from undrift.core.records import fits, form_of, map_tensors, rebuild, tensors
 from undrift.core.rng import Distribution, Purpose, draw_numbers
 from undrift.core.work import Ones, Solver, Work
-from undrift.local.optimiser_state import LocalWithOptimiser
-from undrift.local.parameters import LocalWithParameters
 from undrift.problems.protocols import LimitsCompiling, Traceable
-
-# floats as inputs
-
-
-class _Identity:
-    """Equal to what holds the very same object, which lives as long as this."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """A method that is no dataclass, as a tree of its attributes."""
-
-    names: tuple[str, ...]
-    values: tuple[Any, ...]
-    original: Any
-
-    def close(self) -> Any:
-        found = copy(self.original)
-        for name, value in zip(self.names, self.values, strict=True):
-            object.__setattr__(found, name, value)
-        return found
-
-
-def open_record(algorithm: Any) -> Any:
-    """A method as a tree whose floats can be found and replaced."""
-    if is_dataclass(algorithm):
-        return algorithm
-    inside = vars(algorithm)
-    return _Opened(tuple(inside), tuple(inside.values()), algorithm)
-
-
-def structure_of(tree: Any) -> Hashable:
-    """The same for trees that differ in floats only.
-
-    >>> structure_of((0.1, 3)) == structure_of((0.2, 3)), structure_of((0.1, 3)) == structure_of((0.1, 4))
-    (True, False)
-    """
-    if isinstance(tree, _Opened):
-        return type(tree.original), tree.names, *map(structure_of, tree.values)
-    inside = children(tree)
-    if inside is not None:
-        return type(tree), *map(structure_of, inside.values())
-    if isinstance(tree, (list, dict, set, np.ndarray)):
-        raise CannotCompile(f"the method holds a {type(tree).__name__}, which may change: use a tuple")
-    if isinstance(tree, float):
-        return float if tree else 0.0  # what multiplies a zero is left out
-    if isinstance(tree, BatchedScalar):
-        return BatchedScalar, form_of(tree.values)
-    if isinstance(tree, Tensor):
-        return form_of(tree)
-    return tree if isinstance(tree, (int, str, bytes, type(None))) else _Identity(tree)
-
-
-def floats_in(tree: Any) -> tuple[list[float], list[Tensor]]:
-    """The floats of a tree that are not zero, and its tensors: those of floats that differ between batched runs, too."""
-    floats: list[float] = []
-    held: list[Tensor] = []
-
-    def collect(leaf: Any) -> Any:
-        if isinstance(leaf, float) and leaf:
-            floats.append(leaf)
-        elif isinstance(leaf, BatchedScalar):
-            held.append(leaf.values)
-        elif isinstance(leaf, Tensor):
-            held.append(leaf)
-        return leaf
-
-    map_leaves(collect, tree)
-    return floats, held
-
-
-def with_floats(tree: Any, floats: Iterator[Tensor], held: Iterator[Tensor]) -> Any:
-    """The same tree with other numbers in the place of those that `floats_in` finds."""
-
-    def replaced(leaf: Any) -> Any:
-        if isinstance(leaf, float) and leaf:
-            return next(floats)
-        if isinstance(leaf, BatchedScalar):
-            return BatchedScalar(next(held))
-        return next(held) if isinstance(leaf, Tensor) else leaf
-
-    return map_leaves(replaced, tree)
-
-
-def code_of(local: Any) -> Hashable:
-    """Which code a method's `local` is; raises CannotCompile for code that is created again in every round."""
-    if isinstance(local, MethodType):
-        return code_of(local.__func__)
-    if isinstance(local, LocalWithOptimiser):
-        return LocalWithOptimiser, local.between, code_of(local.local)
-    if isinstance(local, LocalWithParameters):
-        raise CannotCompile("clients have parameters of their own")
-    if isinstance(local, partial):
-        given = structure_of((*local.args, *sorted(local.keywords.items())))
-        return code_of(local.func), given
-    if isinstance(local, FunctionType) and local.__closure__ is None:
-        return local
-    raise CannotCompile(
-        "`local` of an exchange is a function inside a function, which is another one in every round: make it a method"
-    )
-
+from undrift.simulation.engines.structure import (
+    OpenedMethod,
+    code_of,
+    floats_in,
+    open_method,
+    structure_of,
+    with_floats,
+)
 
 # the work of a visit while it is traced
 
@@ -333,7 +225,7 @@ class TracedVisit:
         if work.rounds is not None:
             raise CannotCompile("clients work on models of different rounds")
         self.problem, self.work, self.algorithm = problem, work, algorithm
-        self.tree = open_record(algorithm), work.solver
+        self.tree = open_method(algorithm), work.solver
         self.down, self.state = down, state
         self.weights = None if weights is None else weights.to(work.K.device)
         self.layout = Layout.of(problem.x0.numel(), problem.pieces)
@@ -472,7 +364,7 @@ class TracedVisit:
         weights = None if self.weights is None else next(it)
         resident = list(islice(it, len(self.problem.resident())))
         algorithm, solver = with_floats(self.tree, iter(floats), iter(held))
-        algorithm = algorithm.close() if isinstance(algorithm, _Opened) else algorithm
+        algorithm = algorithm.close() if isinstance(algorithm, OpenedMethod) else algorithm
         work = TracedWork(self.work, self, session, solver, t, K, resident)
         key = self.work.key
         local = exchanges_of(algorithm, key.round)[key.exchange].local
