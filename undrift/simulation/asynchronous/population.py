@@ -21,7 +21,6 @@ from undrift.core.rng import Key, Purpose, stream
 from undrift.data.store import read_text
 from undrift.simulation.asynchronous.availability import Always, Availability
 
-
 # so that no sum of them, over the visits and rounds of any run, is more than a clock can hold
 SECONDS, RATE, SPREAD = "[0, 1e12]", "[1e-3, inf)", "[0, 20]"
 
