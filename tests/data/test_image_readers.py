@@ -243,6 +243,9 @@ def test_image_tables_gone_wrong(home: Path) -> None:
     assert data.prepare is not None
     with pytest.raises(InvalidInput, match="abc1.jpg is not an image that can be read"):
         data.prepare(torch.tensor([0]))
+    picture(home / "gldv2" / "train" / "a" / "b" / "c" / "abc1.jpg", (0, 0, 0), size=(60_000, 1))
+    with pytest.raises(InvalidInput, match="abc1.jpg, 60000 x 1, would take .* GiB of memory"):  # as wide as it is high
+        load("gldv2", size=1000).prepare(torch.tensor([0]))  # pyright: ignore[reportOptionalCall]
     with pytest.raises(InvalidInput, match="is not a folder"):
         load("gldv2", images=home / "nowhere")
     with pytest.raises(InvalidInput, match="size must lie in"):

@@ -1,6 +1,7 @@
 """Readers of text: small files in the original layouts, and damaged ones."""
 
 import gzip
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -155,6 +156,10 @@ def test_stackoverflow_gone_wrong(home: Path, monkeypatch: pytest.MonkeyPatch) -
     whole = path.read_bytes()
     write(path, whole[:100])
     with pytest.raises(InvalidInput, match="stackoverflow_train.h5 cannot be read"):
+        load("stackoverflow", vocabulary=3)
+    with importlib.import_module("h5py").File(path, "w") as file:
+        file.create_dataset("examples/1/tokens", (10**12,), "S8", chunks=True)  # a file of kilobytes
+    with pytest.raises(InvalidInput, match="unpacks to more than"):
         load("stackoverflow", vocabulary=3)
     write(path, whole)
     monkeypatch.setitem(sys.modules, "h5py", None)

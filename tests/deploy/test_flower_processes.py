@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 import undrift as ud
 from tests.support.flower_processes import BIN, Loopback, loopback, wait_until
 from tests.support.in_process_nodes import NAMES, experiment
+from tests.support.run_directories import read_lines
 from undrift.deploy.project import write_app
 from undrift.experiments.config.federation import federation
 from undrift.experiments.report import write_report
-from undrift.experiments.runs.files import read_lines
 from undrift.experiments.runs.running import config_of
 from undrift.simulation.api import prepare
 
@@ -134,7 +134,7 @@ def run_of(flower: Loopback, name: str) -> Path:
 
 def recorded(flower: Loopback, name: str) -> int:
     """How many rounds of a run are done."""
-    return len(list(read_lines(run_of(flower, name) / "metrics.jsonl")))
+    return len(read_lines(run_of(flower, name) / "metrics.jsonl"))
 
 
 def finished(flower: Loopback, name: str, log: str) -> None:
@@ -153,7 +153,7 @@ def close_to_simulation(flower: Loopback, name: str) -> None:
     named = load_file(run_of(flower, name) / "model.safetensors")
     x = torch.cat([named[each].flatten() for each in problem.flat.names])
     assert float((x - here[-1].x).abs().max()) <= 1e-5
-    lines = list(read_lines(run_of(flower, name) / "metrics.jsonl"))
+    lines = read_lines(run_of(flower, name) / "metrics.jsonl")
     for line, r in zip(lines, here, strict=True):
         assert (line["bytes_down"], line["bytes_up"]) == (r.bytes_down, r.bytes_up)
         assert tuple(line["clients"]) == r.clients and line["left_out"] == []
@@ -194,8 +194,8 @@ def test_fedhbm_equals_its_simulation_and_flower_counts_the_same_bytes(flower: L
     flower.flwr_run("hbm", flower.folder / "hbm", **{"run-dir": str(run_of(flower, "hbm")), "poll": 0.3})
     finished(flower, "hbm", "hbm")
     close_to_simulation(flower, "hbm")
-    ours = list(read_lines(run_of(flower, "hbm") / "metrics.jsonl"))
-    theirs = list(read_lines(run_of(flower, "hbm") / "wire.jsonl"))
+    ours = read_lines(run_of(flower, "hbm") / "metrics.jsonl")
+    theirs = read_lines(run_of(flower, "hbm") / "wire.jsonl")
     for mine, flowers in zip(ours, theirs, strict=True):  # headers and header besides
         assert mine["bytes_down"] < flowers["sent"] < mine["bytes_down"] + 2 * 2000
         assert mine["bytes_up"] < flowers["received"] < mine["bytes_up"] + 2 * 1000
@@ -324,9 +324,9 @@ def test_clients_come_when_they_like_and_an_impostor_does_not(flower: Loopback, 
     """Autonomous FedGM; who is refused is not waited for."""
     flower.flwr_run("late", flower.folder / "late", **{"run-dir": str(run_of(flower, "late")), "poll": 0.3})
     finished(flower, "late", "late")
-    lines = list(read_lines(run_of(flower, "late") / "metrics.jsonl"))
+    lines = read_lines(run_of(flower, "late") / "metrics.jsonl")
     assert [len(line["clients"]) for line in lines] == [1, 1, 1]
-    assert list(read_lines(run_of(flower, "late") / "faults.jsonl")) == []
+    assert read_lines(run_of(flower, "late") / "faults.jsonl") == []
     told_on_both_sides(flower, "late", impostor=f"ash is refused: {IMPOSTOR}")
 
 

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -61,26 +62,38 @@ class Tally:
         return json.dumps({"attack": self.attack, **counts, "silent": self.silent, "crashed": self.crashed})
 
 
-def killed_after(work: Callable[[], None], seconds: float) -> bool:
+INTERRUPTED = 130
+
+
+def in_fork(work: Callable[[], object]) -> int:
+    """Do some work in a process of its own, which has imported all that this one has; its process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        work()
+        code = 0
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def killed_after(work: Callable[[], None], seconds: float, by: signal.Signals = signal.SIGKILL) -> bool:
     """Do some work in a forked process and kill it after some time; whether it ended before."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
+    pid = in_fork(work)
     until, done = time.monotonic() + seconds, (0, 0)
     while done[0] == 0:
         if time.monotonic() > until:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, by)
             done = os.waitpid(pid, 0)
         else:
             time.sleep(min(0.002, seconds))
             done = os.waitpid(pid, os.WNOHANG)
     code = os.waitstatus_to_exitcode(done[1])
-    if code not in (0, -signal.SIGKILL):
+    if code not in (0, -signal.SIGKILL, INTERRUPTED):
         raise RuntimeError(f"what was killed could not go on: exit code {code}")
     return code == 0
 

@@ -2,7 +2,8 @@
 
 Most kills are simulated in this process: at a random call of the system that changes a file (open, write, truncate, sync,
 rename, remove) or line of a record the process is "gone": that call and all later ones, also those of the thread that writes checkpoints, do
-nothing but raise, a write perhaps after a part of its bytes.  Every tenth kill is a real `kill -9` of a forked process.
+nothing but raise, a write perhaps after a part of its bytes.  Every tenth kill is a real `kill -9` of a forked process,
+or Ctrl-C.
 
     python -m tests.faults.kills 1000 0
 """
@@ -10,9 +11,11 @@ nothing but raise, a write perhaps after a part of its bytes.  Every tenth kill 
 import contextlib
 import gc
 import logging
+import math
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -25,7 +28,7 @@ from typing import Any
 import torch
 
 from tests.faults.harness import Tally, killed_after, run_as_script
-from tests.faults.runs import METHODS, Killed, Whole, finish, outcome
+from tests.faults.runs import METHODS, Killed, finish, outcome
 from undrift.core.errors import InvalidInput
 from undrift.experiments.runs.files import Lines, json_line
 
@@ -97,33 +100,32 @@ def simulated(folder: Path, method: str, after: int | None, dice: random.Random)
 
 def main(tries: int, seed: int) -> Tally:
     """So many kills, over all kinds of state."""
-    dice, tally = random.Random(seed), Tally(ATTACK)
+    dice, tally, most = random.Random(seed), Tally(ATTACK), math.ceil(tries / len(METHODS))
     threads, level = torch.get_num_threads(), logging.getLogger("undrift").level
     torch.set_num_threads(1)
     logging.getLogger("undrift").setLevel(logging.CRITICAL)
     try:
         with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # who is killed closes no files
-            whole, kills, number = Whole(Path(root)), 0, 0
-            writes = {}
+            kills, number = 0, 0
+            whole: dict[str, tuple[dict[str, bytes], int, float]] = {}  # of runs that nothing happens to
             while kills < tries:
                 method = list(METHODS)[number % len(METHODS)]
-                expected = whole.of(method)
-                if method not in writes:
+                if method not in whole:
                     begun = time.monotonic()
-                    _, count = simulated(Path(root) / "counted", method, None, dice)
-                    writes[method] = count, time.monotonic() - begun
-                    shutil.rmtree(Path(root) / "counted")
+                    _, count = simulated(Path(root) / method, method, None, dice)
+                    whole[method] = outcome(Path(root) / method), count, time.monotonic() - begun
+                expected, count, seconds = whole[method]
                 folder, number, deaths = Path(root) / str(number), number + 1, 0
                 try:
                     ended = False
                     while not ended:
-                        count, seconds = writes[method]
-                        if kills + deaths >= tries:
+                        if kills + deaths >= tries or deaths >= most:  # then the next method
                             finish(folder, method)
                             ended = True
                         elif dice.random() < 0.1:
-                            ended = killed_after(partial(finish, folder, method), dice.uniform(0.0, 1.5 * seconds))
+                            by = dice.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGINT))
+                            ended = killed_after(partial(finish, folder, method), dice.uniform(0.0, 1.5 * seconds), by)
                         else:
                             ended, _ = simulated(folder, method, dice.randrange(count), dice)
                         deaths += not ended

@@ -1,9 +1,7 @@
-"""Tiny runs of every kind of state, which attacks interrupt and damage; one takes a twentieth of a second."""
+"""Small runs of every kind of state, which attacks interrupt and damage; one takes a tenth of a second."""
 
 import io
-from collections.abc import Callable
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +25,7 @@ METHODS = {
     "fedadam": "an optimiser's state on the server",
     "scaffold-m-vr": "two vectors a client",
     "scaffold, late": "a control variate a client, the clock and everything in flight",
+    "autonomous-fedgm, late": "momentum, the clock and everything in flight",
     "fedhbm, late": "an anchor a client, the clock and everything in flight",
 }
 
@@ -37,22 +36,22 @@ class Killed(BaseException):
 
 @cache
 def config(method: str) -> RunConfig:
+    """The model is small, the states are real."""
     torch.manual_seed(0)
-    X, Y = torch.randn(80, 6), torch.arange(80) % 3
-    problem = ud.federate(
-        (X, Y), model=torch.nn.Linear(6, 3), loss=torch.nn.functional.cross_entropy, clients=ud.Dirichlet(10, alpha=0.5)
-    )
+    X, Y = torch.randn(400, 20), torch.arange(400) % 4
+    loss = torch.nn.functional.cross_entropy
+    problem = ud.federate((X, Y), model=torch.nn.Linear(20, 4), loss=loss, clients=ud.Dirichlet(40, alpha=0.2))
     name = method.removesuffix(LATE)
     late = name != method
     return RunConfig(
         ud.method(name, **({"eta": 0.1} if name == "fedadam" else {})),
         problem,
         ROUNDS,
-        ud.Uniform(3),
-        ud.Local(steps=2, batch=4, lr=0.05),
+        ud.Uniform(5),
+        ud.Local(steps=(1, 3) if late else 2, batch=4, lr=0.05),
         engine="auto" if late else "batched",
         population=POPULATION if late else None,
-        server=ud.Buffer(2, concurrency=4) if late else None,
+        server=ud.Buffer(3, concurrency=8) if late else None,
     )
 
 
@@ -75,17 +74,3 @@ def outcome(folder: Path) -> dict[str, bytes]:
         "visits.jsonl",
     )
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A run that nothing happened to, made once a method."""
-
-    root: Path
-    make: Callable[[Path, str], None] = finish
-
-    def of(self, method: str) -> dict[str, bytes]:
-        folder = self.root / f"whole {method}"
-        if not folder.exists():
-            self.make(folder, method)
-        return outcome(folder)

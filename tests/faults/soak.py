@@ -29,9 +29,9 @@ class Attack:
 ATTACKS = {
     "kills": Attack(
         1000,
-        12,
-        "Runs of eight kinds of state are killed at a random change of a file (nine of ten by a simulated crash, which "
-        "may leave half a write; one of ten by `kill -9`) and resumed, again and again: the same bytes at the end.",
+        27,
+        "Runs of nine kinds of state are killed at a random change of a file (nine of ten by a simulated crash, which "
+        "may leave half a write; one of ten by `kill -9` or Ctrl-C) and resumed, again and again: the same bytes at the end.",
     ),
     "kills_of_searches": Attack(
         50,

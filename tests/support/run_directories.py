@@ -9,6 +9,7 @@ import tomli_w
 from rich.console import Console
 
 from undrift.experiments.report import Summary, terminal_table
+from undrift.experiments.runs.files import whole_lines, with_checksum
 
 DOWN, UP = 600, 400  # bytes a round, unless a test says otherwise
 FEDERATION = {
@@ -69,7 +70,7 @@ def write_run(
         if virtual is not None:
             line["virtual_seconds"] = virtual[r - 1]
         lines.append(json.dumps(line) + "\n")
-        times.append(json.dumps({"round": r, "seconds": seconds}) + "\n")
+        times.append(json.dumps(with_checksum({"round": r, "seconds": seconds})) + "\n")
     (path / "metrics.jsonl").write_text("".join(lines))
     (path / "times.jsonl").write_text("".join(times))
     if ended:
@@ -126,3 +127,8 @@ def printed_table(s: Summary, width: int = 200) -> str:
     with console.capture() as captured:
         console.print(terminal_table(s))
     return captured.get()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines; one that is being written is left out."""
+    return [json.loads(line) for line in whole_lines(path)]

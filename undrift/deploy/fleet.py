@@ -167,6 +167,7 @@ class Fleet:
             asked.again = self.link.now()  # it is back, and has forgotten what it was asked
 
     def _refuse(self, node: int, name: str, reasons: list[str]) -> None:
+        reasons = [printable(reason) for reason in reasons]  # some quote what the node said
         for reason in reasons:
             log.error("%s is refused: %s", name, reason)
         self._met[node].facts = {"name": name, "reasons": reasons}

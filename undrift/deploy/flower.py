@@ -57,11 +57,8 @@ class FlowerLink:
         return ticket or f"{UNSENT}{node}"  # a node that is gone is asked again as one that does not answer
 
     def receive(self, tickets: Sequence[str]) -> Iterable[tuple[str, Envelope]]:
-        for (
-            ticket
-        ) in tickets:  # one by one, since Flower unpacks what strangers packed: one answer must not spoil others
-            if ticket.startswith(UNSENT):
-                continue
+        # one by one, since Flower unpacks what strangers packed: one answer must not spoil others
+        for ticket in (each for each in tickets if not each.startswith(UNSENT)):
             try:
                 for reply in self.grid.pull_messages([ticket]):
                     yield ticket, self._read(reply)

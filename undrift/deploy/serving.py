@@ -17,7 +17,7 @@ from undrift.core.errors import InvalidInput
 from undrift.deploy.async_transport import FlowerBuffer
 from undrift.deploy.checks import check_method
 from undrift.deploy.compatibility import facts_of
-from undrift.deploy.faults import Faults, lines_until, rewritten
+from undrift.deploy.faults import Faults, RoundLines
 from undrift.deploy.fleet import Fleet, NodeLink
 from undrift.deploy.messages import NOT_VISITED, StateStamp
 from undrift.deploy.problems import Reported, of_server
@@ -37,7 +37,7 @@ from undrift.experiments.runs.directory import (
     open_directory,
     rewrite,
 )
-from undrift.experiments.runs.files import Lines, lock, read_json_or_copy, with_checksum, write_json
+from undrift.experiments.runs.files import lock, read_json_or_copy, write_json
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.local.parameters import with_local_parameters
 from undrift.metrics.evaluator import Evaluator
@@ -113,12 +113,10 @@ def _serve(experiment: Experiment, link: NodeLink, settings: Deployment, folder:
     fleet = Fleet(link, settings, {**facts_of(experiment, own.flat), "told": told})
     count = _count(experiment, settings, known)
     samples = fleet.handshake(count, known and known["clients"])
-    if known is None:
-        known = {"run": token_hex(8), "clients": samples}
-        write_json(folder / DEPLOYMENT, known, copy=True)
+    known = known or {"run": token_hex(8), "clients": samples}
     if experiment.privacy is not None and "secret" not in known:
         known["secret"] = token_hex(32)
-        write_json(folder / DEPLOYMENT, known, copy=True)
+    write_json(folder / DEPLOYMENT, known, copy=True)
     problem = Reported.of(own, samples, experiment.clients.weights)
     if not (folder / FEDERATION).exists():
         write_json(folder / FEDERATION, {**problem.summary(), "checksums": {}})
@@ -139,7 +137,7 @@ def _serve(experiment: Experiment, link: NodeLink, settings: Deployment, folder:
         recording = Recording(checkpoint_every=1)
         started = partial(_rounds, nodes, wire, experiment=experiment, policy=policy)
         for r in recorded(folder, config, recording, play=started):
-            wire.add(r.round)
+            wire.count(r.round)
             metrics = ", ".join(f"{k} {v:.4g}" for k, v in metrics_of(r).items() if v is not None)
             log.info("round %d of %d: %s", r.round, experiment.rounds, metrics or "done")
             yield r
@@ -241,23 +239,14 @@ def _rounds(
     return play(plan, nodes, state, evaluator, last)
 
 
-class _Wire:
+class _Wire(RoundLines):
     """A line a round: the bytes that the carrier itself has counted, of all messages whatever became of them."""
 
     def __init__(self, path: Path, link: NodeLink):
-        self.path, self.link = path, link
-        self.sent, self.received = link.sent, link.received
-        self._lines: Lines | None = None
+        super().__init__(path)
+        self.link, self.sent, self.received = link, link.sent, link.received
 
-    def resume(self, round: int) -> None:
-        self._lines = rewritten(self.path, lines_until(self.path, round))
-
-    def add(self, round: int) -> None:
+    def count(self, round: int) -> None:
         sent, received = self.link.sent - self.sent, self.link.received - self.received
         self.sent, self.received = self.link.sent, self.link.received
-        if self._lines is not None:
-            self._lines.add(with_checksum({"round": round, "sent": sent, "received": received}))
-
-    def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
+        self.add(round=round, sent=sent, received=received)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 import undrift as ud
+from tests.support.run_directories import read_lines
 from undrift.core.records import record
-from undrift.experiments.runs.files import Draft, Lines, holds, lock, read_lines, write_aside
+from undrift.experiments.runs.files import Draft, Lines, holds, lock, write_aside
 from undrift.experiments.runs.tree import classes_in, from_json, to_json
 
 

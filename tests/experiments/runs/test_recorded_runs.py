@@ -4,9 +4,9 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -18,21 +18,24 @@ import torch
 from safetensors.torch import load_file
 
 import undrift as ud
-from tests.support.killed_runs import EVERY_7, ROUNDS, settings
+from tests.faults.harness import in_fork
+from tests.faults.runs import EVERY_3, ROUNDS, config
+from tests.support.run_directories import read_lines
 from undrift.core.records import children
 from undrift.experiments.runs import files, running
 from undrift.experiments.runs.checkpoint import Checkpoints, Unusable
 from undrift.experiments.runs.directory import read_times
-from undrift.experiments.runs.files import read_lines
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.simulation.api import RunConfig
 from undrift.simulation.client_states import ClientStates
 from undrift.simulation.results import State
 
+STOPPED = 8  # the round after which some runs are stopped, with checkpoints of rounds 6 and 8
+
 
 def finished(folder: Path, method: str = "scaffold") -> Path:
     folder.mkdir(exist_ok=True)
-    for _ in recorded(folder, settings(method), EVERY_7):
+    for _ in recorded(folder, config(method), EVERY_3):
         pass
     return folder
 
@@ -40,7 +43,7 @@ def finished(folder: Path, method: str = "scaffold") -> Path:
 def stopped_after(folder: Path, rounds: int, method: str = "scaffold") -> Path:
     """A run whose reader went away after so many rounds."""
     folder.mkdir(exist_ok=True)
-    playing = recorded(folder, settings(method), EVERY_7)
+    playing = recorded(folder, config(method), EVERY_3)
     assert len(list(islice(playing, rounds))) == rounds
     playing.close()  # pyright: ignore[reportAttributeAccessIssue]
     return folder
@@ -51,6 +54,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stopped_after(tmp_path_factory.mktemp("half"), STOPPED)
+
+
+@pytest.fixture
+def stopped(half: Path, tmp_path: Path) -> Path:
+    """A run that ended too early."""
+    return shutil.copytree(half, tmp_path / "run")
+
+
 def same(folder: Path, whole: Path) -> bool:
     names = ("metrics.jsonl", "model.safetensors", "best.safetensors", "result.json")
     return all((folder / name).read_bytes() == (whole / name).read_bytes() for name in names)
@@ -58,12 +72,12 @@ def same(folder: Path, whole: Path) -> bool:
 
 def test_the_figures_are_the_same_bytes_again(whole: Path, tmp_path: Path) -> None:
     assert same(finished(tmp_path / "again"), whole)
-    lines = list(read_lines(whole / "metrics.jsonl"))
+    lines = read_lines(whole / "metrics.jsonl")
     assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
 
 
 def test_the_record_is_that_of_ud_run(whole: Path) -> None:
-    s = settings("scaffold")
+    s = config("scaffold")
     result = ud.run(
         s.algorithm,
         s.problem,
@@ -78,12 +92,12 @@ def test_the_record_is_that_of_ud_run(whole: Path) -> None:
     assert result.best is not None
     about = json.loads((whole / "result.json").read_text())["best"]
     assert (about["round"], about["value"]) == (result.best.round, result.best.value)
-    lines = list(read_lines(whole / "metrics.jsonl"))
+    lines = read_lines(whole / "metrics.jsonl")
     assert [line["accuracy"] for line in lines] == [r.metrics["accuracy"] for r in result.history]
     assert [line["bytes_up"] for line in lines] == [r.bytes_up for r in result.history]
 
 
-@pytest.mark.parametrize("rounds", [1, 6, 7, 8, ROUNDS - 1, ROUNDS])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, ROUNDS - 1, ROUNDS])
 def test_a_run_whose_reader_goes_away_goes_on(rounds: int, whole: Path, tmp_path: Path) -> None:
     folder = stopped_after(tmp_path / "run", rounds)
     assert not (folder / "result.json").exists()
@@ -94,29 +108,29 @@ def test_a_run_whose_reader_goes_away_goes_on(rounds: int, whole: Path, tmp_path
 def test_visits_still_out_are_told_until_the_run_goes_on(tmp_path: Path) -> None:
     """They are recorded as far as they came; a run that is made longer records how they ended instead."""
     method = "scaffold, late"
-    short = replace(settings(method), rounds=25)
+    short = replace(config(method), rounds=STOPPED)
     folders = [tmp_path / name for name in ("short", "longer", "whole")]
     for folder in folders:
         folder.mkdir()
     for folder in folders[:2]:
-        for _ in recorded(folder, short, EVERY_7):
+        for _ in recorded(folder, short, EVERY_3):
             pass
-    lines = list(read_lines(folders[0] / "visits.jsonl"))
+    lines = read_lines(folders[0] / "visits.jsonl")
     out = [line for line in lines if line["fate"] == "still out"]
-    end = list(read_lines(folders[0] / "metrics.jsonl"))[-1]
+    end = read_lines(folders[0] / "metrics.jsonl")[-1]
     assert len(out) == end["timing"]["in_flight"] > 0
     for line in out:
         assert line["dispatched"] <= line["begins"] <= line["ends"] <= line["returns"]
         assert line["returns"] == end["virtual_seconds"]
     assert sorted(line["order"] for line in lines) == list(range(1, len(lines) + 1))
     for folder in folders[1:]:
-        for _ in recorded(folder, settings(method), EVERY_7):
+        for _ in recorded(folder, config(method), EVERY_3):
             pass
     assert same(folders[1], folders[2])
     visits = [(folder / "visits.jsonl").read_bytes() for folder in folders[1:]]
     assert visits[0] == visits[1] and visits[0].count(b"still out") > 0
     again = (folders[0] / "visits.jsonl").read_bytes()
-    for _ in recorded(folders[0], short, EVERY_7):  # finished already: there is nothing to do but to end
+    for _ in recorded(folders[0], short, EVERY_3):  # finished already: there is nothing to do but to end
         raise AssertionError
     assert (folders[0] / "visits.jsonl").read_bytes() == again
 
@@ -140,14 +154,13 @@ def copied(name: str) -> str:
     return f"{stem}.copy.{kind}"
 
 
-def test_files_of_others_neither_stop_a_run_nor_are_deleted(whole: Path, tmp_path: Path) -> None:
-    folder = stopped_after(tmp_path / "run", 20)
-    place = folder / "checkpoints"
+def test_files_of_others_neither_stop_a_run_nor_are_deleted(whole: Path, stopped: Path) -> None:
+    place = stopped / "checkpoints"
     for name in ("notes.txt", "0foo.json", "1.json", "clients.safetensors", ".hidden"):
         (place / name).write_text("mine")
     (place / "99999998.json").mkdir()
     before = {path.name for path in place.iterdir() if not path.name.startswith(("000", "clients-"))}
-    assert same(finished(folder), whole)
+    assert same(finished(stopped), whole)
     assert before <= {path.name for path in place.iterdir()}
 
 
@@ -158,7 +171,7 @@ def test_half_written_files_follow_no_link(tmp_path: Path) -> None:
     for name in (
         ".result.json.part",
         ".model.safetensors.part",
-        "checkpoints/.00000007.json.part",
+        "checkpoints/.00000003.json.part",
         ".times.jsonl.part",
     ):
         (tmp_path / "run" / name).symlink_to(mine)
@@ -185,7 +198,7 @@ def damage_empty(path: Path) -> None:
 
 
 DAMAGES = [damage_cut, damage_flip, damage_gone, damage_empty]
-PARTS = ["00000020.safetensors", "00000020.json", "clients-00000020-0.safetensors"]
+PARTS = ["00000008.safetensors", "00000008.json", "clients-00000008-0.safetensors"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -196,17 +209,16 @@ def test_a_file_that_is_damaged_is_replaced_by_its_copy(
     which: str,
     copy: bool,
     whole: Path,
-    tmp_path: Path,
+    stopped: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder = stopped_after(tmp_path / "run", 20)
-    damage(folder / "checkpoints" / (copied(which) if copy else which))
-    playing = recorded(folder, settings("scaffold"), EVERY_7)
-    assert next(iter(playing)).round == 21
+    damage(stopped / "checkpoints" / (copied(which) if copy else which))
+    playing = recorded(stopped, config("scaffold"), EVERY_3)
+    assert next(iter(playing)).round == STOPPED + 1
     assert ("its copy is used" in caplog.text) is (not copy)
     for _ in playing:
         pass
-    assert same(folder, whole)
+    assert same(stopped, whole)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -215,63 +227,60 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(
     damage: Callable[[Path], None],
     which: str,
     whole: Path,
-    tmp_path: Path,
+    stopped: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    folder = stopped_after(tmp_path / "run", 20)
-    newest, before = Checkpoints(folder / "checkpoints").rounds()
-    assert newest == 20
-    damage(folder / "checkpoints" / which)
-    damage(folder / "checkpoints" / copied(which))
-    playing = recorded(folder, settings("scaffold"), EVERY_7)
+    newest, before = Checkpoints(stopped / "checkpoints").rounds()
+    assert newest == STOPPED
+    damage(stopped / "checkpoints" / which)
+    damage(stopped / "checkpoints" / copied(which))
+    playing = recorded(stopped, config("scaffold"), EVERY_3)
     assert next(iter(playing)).round == before + 1
     if not (which.endswith("json") and damage is damage_gone):
-        assert "the checkpoint of round 20 cannot be used" in caplog.text
+        assert "the checkpoint of round 8 cannot be used" in caplog.text
     for _ in playing:
         pass
-    assert same(folder, whole)
+    assert same(stopped, whole)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("which", ["metrics.jsonl", ".metrics.jsonl.copy", "times.jsonl"])
 def test_what_was_recorded_is_rebuilt(
-    damage: Callable[[Path], None], which: str, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: Callable[[Path], None], which: str, whole: Path, stopped: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = stopped_after(tmp_path / "run", 20)
-    damage(folder / which)
-    playing = recorded(folder, settings("scaffold"), EVERY_7)
-    assert next(iter(playing)).round == 21
+    damage(stopped / which)
+    playing = recorded(stopped, config("scaffold"), EVERY_3)
+    assert next(iter(playing)).round == STOPPED + 1
     assert ("its copy is used" in caplog.text) is (which == "metrics.jsonl")
     for _ in playing:
         pass
-    assert same(folder, whole)
-    assert (folder / ".metrics.jsonl.copy").read_bytes() == (whole / ".metrics.jsonl.copy").read_bytes()
-    times = read_times(folder / "times.jsonl")
-    assert list(times) == list(range(1, ROUNDS + 1)) and None not in list(times.values())[20:]
+    assert same(stopped, whole)
+    assert (stopped / ".metrics.jsonl.copy").read_bytes() == (whole / ".metrics.jsonl.copy").read_bytes()
+    times = read_times(stopped / "times.jsonl")
+    assert list(times) == list(range(1, ROUNDS + 1)) and None not in list(times.values())[STOPPED:]
 
 
 def test_a_state_of_another_shape_is_not_used(tmp_path: Path) -> None:
     """The checksums are right, but what they protect is not of this run."""
-    folder = stopped_after(tmp_path / "run", 20, "fedadam")
-    other, like = Checkpoints(tmp_path / "other"), settings("fedadam")
-    saved = Checkpoints(folder / "checkpoints").read(20, like.first_state(None, folder))
+    folder = stopped_after(tmp_path / "run", STOPPED, "fedadam")
+    other, like = Checkpoints(tmp_path / "other"), config("fedadam")
+    saved = Checkpoints(folder / "checkpoints").read(STOPPED, like.first_state(None, folder))
     names = [name for name, value in (children(saved.state.server) or {}).items() if name != "x"]
     for name in names:
         wrong = replace(saved.state, server=replace(saved.state.server, **{name: torch.zeros(3)}))
         other.save(wrong, saved.best, {}, wait=True)
         with pytest.raises(Unusable, match="other shapes"):
-            other.read(20, like.first_state(None, folder))
+            other.read(STOPPED, like.first_state(None, folder))
     assert names
 
 
-def test_with_no_usable_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
-    folder = stopped_after(tmp_path / "run", 20)
-    for path in (folder / "checkpoints").glob("0*.json"):  # and the copies
+def test_with_no_usable_checkpoint_nothing_is_touched(stopped: Path) -> None:
+    for path in (stopped / "checkpoints").glob("0*.json"):  # and the copies
         damage_flip(path)
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ud.InvalidInput, match="round 20: .* round .*: .* start anew"):
-        next(iter(recorded(folder, settings("scaffold"), EVERY_7)))
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with pytest.raises(ud.InvalidInput, match="round 8: .* round .*: .* start anew"):
+        next(iter(recorded(stopped, config("scaffold"), EVERY_3)))
+    assert before == {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
 
 
 def test_killed_before_its_first_checkpoint_a_run_begins_anew(whole: Path, tmp_path: Path) -> None:
@@ -288,7 +297,7 @@ def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
 
     def fails(path: Path) -> Path:
         found = re.fullmatch(file, path.name)
-        if found and int(found[1]) > 7:  # any after the first
+        if found and int(found[1]) > 3:  # any after the first
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path)
 
@@ -296,59 +305,50 @@ def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
     folder.mkdir()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
         patch.setattr(files, "_beside", fails)
-        for _ in recorded(folder, settings("scaffold"), EVERY_7):
+        for _ in recorded(folder, config("scaffold"), EVERY_3):
             pass
-    assert Checkpoints(folder / "checkpoints").rounds() == [7]
+    assert Checkpoints(folder / "checkpoints").rounds() == [3]
     assert same(finished(folder), whole)
 
 
-def test_lines_that_were_lost_are_recorded_again(whole: Path, tmp_path: Path) -> None:
-    folder = stopped_after(tmp_path / "run", 20)
+def test_lines_that_were_lost_are_recorded_again(whole: Path, stopped: Path) -> None:
     for name in ("metrics.jsonl", ".metrics.jsonl.copy"):
-        lines = (folder / name).read_bytes().split(b"\n")
-        (folder / name).write_bytes(b"\n".join(lines[:15]) + b"\n")  # a disk that lost the end
-    assert same(finished(folder), whole)
+        lines = (stopped / name).read_bytes().split(b"\n")
+        (stopped / name).write_bytes(b"\n".join(lines[:7]) + b"\n")  # a disk that lost the end
+    assert same(finished(stopped), whole)
 
 
-def test_a_checkpoint_of_another_method_is_not_used(tmp_path: Path) -> None:
-    folder = stopped_after(tmp_path / "run", 20, "scaffold")
-    fresh = settings("fedhbm")
+def test_a_checkpoint_of_another_method_is_not_used(stopped: Path) -> None:
+    fresh = config("fedhbm")
     x = fresh.problem.x0
     state = State(0, fresh.algorithm.server(x), ClientStates(fresh.algorithm.client(x)))
     with pytest.raises(Unusable):
-        Checkpoints(folder / "checkpoints").read(20, state)
+        Checkpoints(stopped / "checkpoints").read(STOPPED, state)
 
 
-FULL = """
-import resource, signal, sys
-from pathlib import Path
-from tests.support.killed_runs import EVERY_7, settings
-from undrift.experiments.runs.recorded import recorded
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-folder = Path(sys.argv[1])
-try:
-    for r in recorded(folder, settings("scaffold"), EVERY_7):
-        if r.round == 20:  # from here on no file may grow beyond what its lines are now
-            size = (folder / "metrics.jsonl").stat().st_size
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 300, size + 300))
-except OSError as error:
-    sys.exit(f"{error.errno} at {r.round}")
-"""
-
-
-@pytest.mark.slow
 def test_a_full_disk_ends_the_run_and_loses_nothing(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder, said = tmp_path / "run", tmp_path / "said"
     folder.mkdir()
-    told = subprocess.run([sys.executable, "-c", FULL, str(folder)], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert told.stderr.startswith(str(errno.EFBIG)) or told.stderr.startswith(str(errno.ENOSPC))
+
+    def run() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            for r in recorded(folder, config("scaffold"), EVERY_3):
+                if r.round == STOPPED:  # from here on no file may grow beyond what its lines are now
+                    size = (folder / "metrics.jsonl").stat().st_size + 300
+                    said.write_text(f"{r.round}")
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        except OSError as error:
+            os._exit(error.errno or 1)
+
+    _, status = os.waitpid(in_fork(run), 0)
+    assert os.waitstatus_to_exitcode(status) in (errno.EFBIG, errno.ENOSPC) and said.read_text() == f"{STOPPED}"
     assert not list((folder / "checkpoints").glob(".*")), "nothing half-written stays"
     assert same(finished(folder), whole)
 
 
 def test_a_run_that_diverges_is_recorded_as_far_as_it_went(tmp_path: Path) -> None:
-    s = settings("fedavg")
+    s = config("fedavg")
     wild = RunConfig(
         s.algorithm,
         s.problem,
@@ -366,15 +366,15 @@ def test_a_run_that_diverges_is_recorded_as_far_as_it_went(tmp_path: Path) -> No
 
 
 def test_states_beyond_their_budget_lie_in_a_file_and_are_the_same(tmp_path: Path) -> None:
-    small = settings("scaffold")
+    small = config("scaffold")
     a_client = small.problem.x0.numel() * 4
-    tight = Recording(checkpoint_every=7, state_memory=3 * a_client)
+    tight = Recording(checkpoint_every=3, state_memory=3 * a_client)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     states = None
     for r in recorded(tmp_path / "a", small, tight):
         states = r.state.clients
-    for r in recorded(tmp_path / "b", small, EVERY_7):
+    for r in recorded(tmp_path / "b", small, EVERY_3):
         assert not r.state.clients.mapped
     assert states is not None and states.mapped
     assert same(tmp_path / "a", tmp_path / "b")

@@ -62,6 +62,10 @@ def test_tables_from_a_file(tmp_path: Path) -> None:
         ud.Table.read(file, "speed")
     with pytest.raises(ud.InvalidInput, match="there is no table"):
         ud.Table.read(tmp_path / "none.csv", "pace")
+    for content, reason in ((b"pace\n\xff\n", "is not utf-8"), (b"pace\n1\n" + b"9" * 200_000, "line 2: field larger")):
+        file.write_bytes(content)
+        with pytest.raises(ud.InvalidInput, match=reason):
+            ud.Table.read(file, "pace")
 
 
 # the course of a visit
@@ -228,7 +232,7 @@ def test_traces_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text, message", [
     ("client,from,to\n0,10,20\n0,15,30\n", "client 0: the interval from 15 begins before"),
     ("client,from,to\n0,10,20\n0,1,5\n", "client 0: the interval from 1 begins before"),
-    ("client,from,to\n0,10,20\n3,9,2\n", r"line 3 must be .*from < to, got \(3, 9.0, 2.0\)"),
+    ("client,from,to\n0,10,20\n3,9,2\n", r"line 3 must be .*from < to <= 1e12, got \(3, 9.0, 2.0\)"),
     ("client,from,to\n0,10,later\n", "line 2: three numbers are needed"),
     ("client,begin,end\n0,10,20\n", "first line must name client, from, to"),
     ("client,from,to\n", "no interval"),
@@ -300,13 +304,21 @@ anything: Any = ud  # so that wrong types can be tried
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: anything.Link(down=0), r"Link: down must lie in \(0, inf\), got 0"),
+    (lambda: anything.Link(down=0), r"Link: down must lie in \[1e-3, inf\), got 0"),
     (lambda: anything.Link(up=ud.Table([5.0, 0.0])), "up of client 1 must lie in"),
     (lambda: anything.Link(up=ud.Tiers([5.0, 0.0])), "up of tier 1 must lie in"),
     (lambda: anything.Link(latency=-1), "latency must lie in"),
     (lambda: anything.Population(pace=-1), "pace must lie in"),
     (lambda: anything.Population(pace=float("nan")), "pace must lie in"),
     (lambda: anything.Population(pace="fast"), "pace must be a number"),
+    (lambda: anything.Population(pace=1e308), "pace must lie in"),
+    (lambda: anything.Population(jitter=1e300), "jitter must lie in"),
+    (lambda: anything.Population(work=1e308), "work must lie in"),
+    (lambda: anything.Link(latency=1e308), "latency must lie in"),
+    (lambda: anything.Link(down=1e-320), "down must lie in"),
+    (lambda: anything.LogNormal(1e308, 1), "median must lie in"),
+    (lambda: anything.LogNormal(1, 1e300), "sigma must lie in"),
+    (lambda: anything.Trace([(0, 1, 1e308)]), "from < to <= 1e12"),
     (lambda: anything.Population(link=0.3), r"link must be ud.Link\(...\), got 0.3"),
     (lambda: anything.Population(availability=ud.Always), r"availability must be ud.Always\(\)"),
     (lambda: anything.Population(budget=0), "budget must lie in"),

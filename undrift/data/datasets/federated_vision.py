@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.core.bounds import check_memory
 from undrift.core.errors import InvalidInput, first_line
 from undrift.core.hyper import check_value
 from undrift.data import store
@@ -204,6 +205,7 @@ def _read_pixels(path: Path, size: int) -> np.ndarray:
         raise InvalidInput(f"{path} is not an image that can be read ({first_line(error)}): get it again") from error
     scale = size / min(rgb.size)
     width, height = (max(size, round(side * scale)) for side in rgb.size)
+    check_memory(f"{path}, {rgb.width} x {rgb.height},", 3.0 * width * height, "leave it out of the table")
     left, top = (width - size) // 2, (height - size) // 2
     resized = rgb.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(resized.crop((left, top, left + size, top + size)))

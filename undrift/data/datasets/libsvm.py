@@ -1,5 +1,6 @@
 """LIBSVM's sparse text format, and its data sets a9a, w8a and mushrooms."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,9 @@ def libsvm(path: str | Path, features: int | None = None) -> tuple[Tensor, Tenso
             raise InvalidInput(
                 f"{path}, line {number}: lines are `label index:value ...`, got {line[:60]!r}"
             ) from error
-        if len(set(indices)) < len(indices):
-            twice = next(index for at, index in enumerate(indices) if index in indices[:at])
-            raise InvalidInput(f"{path}, line {number}: index {twice} is there twice: each may be given once")
+        index, times = next(iter(Counter(indices).most_common(1)), (0, 0))
+        if times > 1:
+            raise InvalidInput(f"{path}, line {number}: index {index} is there twice: each may be given once")
         columns += indices
         rows += [len(labels) - 1] * len(pairs)
     if not labels:

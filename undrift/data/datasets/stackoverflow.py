@@ -111,10 +111,13 @@ def _read_sentences(
             examples: Any = file["examples"]
             for user in islice(sorted(examples), clients):
                 if only is None or user in only:
-                    tokens = examples[user]["tokens"][:sentences]
-                    codes = [encode_sentence(_decode(line), words, length) for line in tokens]
+                    tokens = examples[user]["tokens"]
+                    store.check_unpacked(path, tokens.nbytes)
+                    codes = [encode_sentence(_decode(line), words, length) for line in tokens[:sentences]]
                     blocks[user] = np.array(codes, dtype=np.int16).reshape(-1, length + 1)
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:  # as HDF5 has it
+    except InvalidInput:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:  # as HDF5 has it
         raise InvalidInput(
             f"{path} cannot be read ({error}): it must be HDF5 with examples/<user>/tokens; get it again"
         ) from error

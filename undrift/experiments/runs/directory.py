@@ -15,13 +15,11 @@ A comparison is a directory of such directories, one a method and seed, with its
 """
 
 import hashlib
-import json
 import logging
 import os
 import platform
 import shlex
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -38,17 +36,16 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federations
 from undrift.experiments.config.toml import read, to_toml
 from undrift.experiments.runs.files import (
-    CHECK,
     Damaged,
     Lines,
-    checksum_of,
+    checked_lines,
     copy_of,
-    json_line,
     plain,
     read_checked,
     read_json,
     read_json_or_copy,
-    whole_lines,
+    rewritten,
+    with_checksum,
     write_aside,
     write_json,
 )
@@ -250,43 +247,22 @@ def as_line(r: Round) -> dict[str, Any]:
 
 
 def as_time(r: Round) -> dict[str, Any]:
-    """A round as times.jsonl has it, with a checksum of its own."""
-    return _time_line(r.round, r.seconds)
-
-
-def _time_line(round: int, seconds: float | None) -> dict[str, Any]:
-    line = {"round": round, "seconds": seconds}
-    return {**line, CHECK: checksum_of(line)}
+    """A round as times.jsonl has it."""
+    return with_checksum({"round": r.round, "seconds": r.seconds})
 
 
 def times_until(path: Path, round: int) -> Lines:
     """times.jsonl to continue after a round: whatever happened to it, it has a line for every round before."""
     known = read_times(path) if round else {}
-    content = b"".join(json_line(_time_line(each, known.get(each))) for each in range(1, round + 1))
-    write_aside(path, content)
-    return Lines(path, len(content), zlib.crc32(content))
+    return rewritten(path, ({"round": each, "seconds": known.get(each)} for each in range(1, round + 1)))
 
 
 def read_times(path: Path) -> dict[int, float | None]:
     """The seconds of rounds.  They are for people: what is damaged is left out, with a warning."""
-    times, damaged = times_in(path)
+    lines, damaged = checked_lines(path)
     if damaged:
-        log.warning("%d lines of %s are damaged: the seconds of these rounds are not known", damaged, path)
-    return times
-
-
-def times_in(path: Path) -> tuple[dict[int, float | None], int]:
-    """The seconds of rounds as far as they are sound, and how many lines are not."""
-    times, damaged = {}, 0
-    for line in whole_lines(path):
-        try:
-            read = json.loads(line)
-            if CHECK in read and read.pop(CHECK) != checksum_of(read) or read.keys() != {"round", "seconds"}:
-                raise ValueError("damaged")
-            times[read["round"]] = read["seconds"]
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            damaged += 1
-    return times, damaged
+        log.warning("%d lines of %s are damaged: the seconds of these rounds are not known", len(damaged), path)
+    return {line["round"]: line["seconds"] for line in lines}
 
 
 def metrics_of(r: Round) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ import socket
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -302,7 +302,7 @@ def checked_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """The lines that are as they were written, whatever became of those between them; the numbers of the others."""
     sound: list[dict[str, Any]] = []
     damaged: list[int] = []
-    for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+    for number, text in enumerate(whole_lines(path), 1):
         try:
             line = json.loads(text)
             if line.pop(CHECK) != checksum_of(line):
@@ -311,6 +311,13 @@ def checked_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             damaged.append(number)
     return sound, damaged
+
+
+def rewritten(path: Path, lines: Iterable[Mapping[str, Any]]) -> Lines:
+    """A file with these lines, each with a checksum, and no others, to be continued."""
+    content = b"".join(json_line(with_checksum(line)) for line in lines)
+    write_aside(path, content)
+    return Lines(path, len(content), zlib.crc32(content))
 
 
 def marked(path: Path, mark: Mapping[str, int]) -> bytes | None:
@@ -347,17 +354,8 @@ def holds(path: Path, mark: Mapping[str, int]) -> bool:
         return False
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; one that was being written is left out."""
-    for line in whole_lines(path):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
-
-
 def read_checked(path: Path, mark: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
-    """The same of a file that has a copy, and that was marked when it was finished; Damaged if neither can be trusted."""
+    """The lines of a file that has a copy, and that was marked when it was finished; Damaged if neither can be trusted."""
     copied = copied_lines(path)  # first: the file itself is never behind
     lines = whole_lines(path)
     differs = not holds(path, mark) if mark else copied is not None and lines[: len(copied)] != copied

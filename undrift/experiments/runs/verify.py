@@ -20,7 +20,6 @@ from undrift.experiments.runs.directory import (
     VISITS,
     WIRE,
     digest,
-    times_in,
 )
 from undrift.experiments.runs.files import (
     CHECK,
@@ -95,11 +94,7 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
     for name in (METRICS, VISITS):
         if (folder / name).exists() or name in marks or copy_of(folder / name).exists():
             yield _lines(folder / name, marks.get(name))
-    if (folder / TIMES).exists():
-        times, damaged = times_in(folder / TIMES)
-        said = f"{damaged} lines of {damaged + len(times)}: the seconds of these rounds are lost, {RESUME}"
-        yield Finding(folder / TIMES, not damaged, said if damaged else f"{len(times)} rounds")
-    for path in (folder / FAULTS, folder / WIRE):
+    for path in (folder / TIMES, folder / FAULTS, folder / WIRE):
         if path.exists():
             lines, spoilt = checked_lines(path)
             said = f"{len(spoilt)} lines are damaged, {len(lines)} are sound" if spoilt else f"{len(lines)} lines"

@@ -242,12 +242,12 @@ class Trace:
 def _check_interval(row: Any, where: str) -> None:
     try:
         client, begin, end = row
-        right = int(client) == client and client >= 0 and 0 <= begin < end < math.inf
+        right = int(client) == client and client >= 0 and 0 <= begin < end <= 1e12
     except (TypeError, ValueError):
         right = False
     if not right:
         raise InvalidInput(
-            f"{where} must be (client, from, to) with client >= 0 and 0 <= from < to, got {str(row)[:80]}"
+            f"{where} must be (client, from, to) with client >= 0 and 0 <= from < to <= 1e12, got {str(row)[:80]}"
         )
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +18,11 @@ from typing import Any, TypeAlias
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_fields, check_value, hyper
 from undrift.core.rng import Key, Purpose, stream
+from undrift.data.store import read_text
 from undrift.simulation.asynchronous.availability import Always, Availability
+
+# so that no sum of them, over the visits and rounds of any run, is more than a clock can hold
+SECONDS, RATE, SPREAD = "[0, 1e12]", "[1e-3, inf)", "[0, 20]"
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class LogNormal:
     2.0
     """
 
-    median: float = hyper(within="(0, inf)")
-    sigma: float = hyper(within="[0, inf)")
+    median: float = hyper(within="(0, 1e12]")
+    sigma: float = hyper(within=SPREAD)
 
     __post_init__ = check_fields
 
@@ -79,16 +84,17 @@ class Table:
     def read(cls, path: str | Path, column: str) -> "Table":
         """A column of a CSV file whose first line names its columns; a line a client."""
         path = Path(path)
-        if not path.exists():
+        if not path.is_file():
             raise InvalidInput(f"there is no table {path}: give the path of a CSV file")
-        with path.open(newline="") as file:
-            rows = csv.DictReader(file)
-            if column not in (rows.fieldnames or ()):
-                raise InvalidInput(f"{path} has no column {column!r}; it has {', '.join(rows.fieldnames or ())}")
-            try:
-                return cls([float(row[column]) for row in rows])
-            except (TypeError, ValueError) as error:
-                raise InvalidInput(f"{path}, line {rows.line_num}: {error}") from None
+        rows = csv.DictReader(StringIO(read_text(path), newline=""))
+        try:
+            names = rows.fieldnames or ()
+            values = [float(row[column]) for row in rows if column in names]
+        except (TypeError, ValueError, csv.Error) as error:
+            raise InvalidInput(f"{path}, line {rows.line_num}: {error}") from None
+        if column not in names:
+            raise InvalidInput(f"{path} has no column {column!r}; it has {', '.join(names)}")
+        return cls(values)
 
     def of(self, client: int, z: float, u: float) -> float:
         return self.values[client]
@@ -141,10 +147,10 @@ class Link:
     up: DeviceValue | None = None
 
     def __post_init__(self) -> None:
-        _check("Link", "latency", self.latency, "[0, inf)")
+        _check("Link", "latency", self.latency, SECONDS)
         for name in ("down", "up"):
             if vars(self)[name] is not None:
-                _check("Link", name, vars(self)[name], "(0, inf)")
+                _check("Link", name, vars(self)[name], RATE)
 
 
 @dataclass(frozen=True)
@@ -193,12 +199,12 @@ class Population:
     link: Link = Link()
     availability: Availability = Always()
     dropout: Dropout = Dropout()
-    jitter: float = hyper(default=0.0, within="[0, inf)")
-    work: float = hyper(default=1.0, within="(0, inf)")
+    jitter: float = hyper(default=0.0, within=SPREAD)
+    work: float = hyper(default=1.0, within="(0, 1e12]")
     budget: float | None = hyper(default=None, within="(0, inf)")
 
     def __post_init__(self) -> None:
-        _check("Population", "pace", self.pace, "[0, inf)")
+        _check("Population", "pace", self.pace, SECONDS)
         check_fields(self)
         for name, kind in (("link", Link), ("dropout", Dropout)):
             if not isinstance(vars(self)[name], kind):
