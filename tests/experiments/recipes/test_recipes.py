@@ -313,6 +313,7 @@ def test_recipes_of_the_clone_are_found_from_anywhere(
     assert find_recipe("theory") == mine  # those in the current directory come first
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
 def test_our_own_recipes_are_whole_and_their_results_are_theirs(name: str) -> None:
     folder = OWN / name
@@ -346,6 +347,7 @@ def test_the_page_is_what_is_recorded() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
 def test_the_quick_form_of_our_own_recipes_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_DATA", str(real_data()))
