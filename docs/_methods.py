@@ -163,7 +163,7 @@ def _costs(name: str) -> str:
 
 def _end(entry: Entry) -> str:
     if ends := list(_exact(entry)):
-        lines = [(f"`{call}`", who) for who, call in ends]
+        lines = [(f"`{call}`", {"some": "a few clients a round"}.get(who, who)) for who, call in ends]
         return (
             "To the optimum of heterogeneous quadratics, to 1e-10 (`tests/algorithms/test_optimum.py`), with these "
             "hyper-parameters and clients:\n\n" + table(("method", "participation"), lines)

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +79,23 @@ def undrift(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a test registers by name is forgotten after it, and files of `use` run again."""
+    from undrift.codecs.codec import CODECS
+    from undrift.core.hyper import METHODS
+    from undrift.data.assignment import PARTITIONS
+    from undrift.data.registry import DATASETS
+    from undrift.experiments.config import parts
+    from undrift.metrics.registry import METRICS
+    from undrift.models import MODELS
+
+    known: list[dict[str, Any]] = [METHODS, PARTITIONS, DATASETS, MODELS, METRICS, CODECS]
+    before = [dict(each) for each in known]
+    yield
+    for registry, content in zip(known, before, strict=True):
+        registry.clear()
+        registry.update(content)
+    parts._run_file.cache_clear()

@@ -18,13 +18,7 @@ from tests.support.oracles.world import make_world
 from tests.support.real_data import real_data
 from tests.support.toy_problem import WorldProblem, gap, path
 from undrift.cli.app import app
-from undrift.codecs.codec import CODECS
-from undrift.core.hyper import METHODS
-from undrift.data.assignment import PARTITIONS
-from undrift.data.registry import DATASETS
 from undrift.experiments.config import read
-from undrift.metrics.registry import METRICS
-from undrift.models import MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,19 +84,6 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 NAMES = {"CONTRIBUTING.md": "undrift.algorithms.fedavg"}  # it imports as a file of that package does
 REAL_DATA = ("docs/data.md",)
 SLOW = ("docs/data.md", "docs/personalisation.md")  # 4 million windows of text; the import of transformers
-
-
-REGISTRIES: Any = (METHODS, PARTITIONS, DATASETS, MODELS, METRICS, CODECS)
-
-
-@pytest.fixture
-def registries() -> Iterator[None]:
-    """What an example registers is forgotten after it."""
-    before = [dict(each) for each in REGISTRIES]
-    yield
-    for registry, content in zip(REGISTRIES, before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 def marked(page: str) -> Any:

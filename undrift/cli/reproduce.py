@@ -27,6 +27,7 @@ from undrift.experiments.recipes.page import (
     render_page,
     write_readme,
 )
+from undrift.experiments.recipes.picture import plot_claims
 from undrift.experiments.recipes.recipe import (
     Recipe,
     RecipeRun,
@@ -76,6 +77,8 @@ def reproduce(
     folders = [find_recipe(name) for name in names or ()]
     if everything:
         folders = [folder for folder in list_recipes().values() if quick or _is_due(folder)]
+        if not folders:
+            print("every recipe has recorded results, and has not changed since: give names to repeat some")
     if not folders and not everything and page is None:
         return _print_recipes()
     for folder in folders:  # what is missing is named before anything runs
@@ -140,16 +143,20 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
     measured = Measurements(methods, by_seed)
     results = check_claims(recipe.claim, measured)
     write_json(out / CLAIMS, [result.to_dict() for result in results])
-    known = None if outdated(folder, recipe) else read_results(folder)
+    why = outdated(folder, recipe)
+    if why is not None and not quiet:
+        print(f"{folder.name}: {why}: they are not shown", file=sys.stderr)
+    known = None if quick or why is not None else read_results(folder)
     rows = [describe_result(result, known.of(result.claim) if known else None) for result in results]
     report = write_report(list(places.values()), out, claims=rows) if places else None
     if keep:
         seconds = sum(float(run.seconds.sum()) for method in methods.values() for run in method.runs)
         seconds += sum(took for _, took in numbers.values())
         record_results(folder, recipe, results, measured, seconds)
-        write_readme(folder, recipe, check_current(folder, recipe))
-        if report is not None:
-            write_aside(folder / PICTURE, (out / PICTURE).read_bytes())
+        recorded = check_current(folder, recipe)
+        write_readme(folder, recipe, recorded)
+        picture = plot_claims(recipe, recorded) if report is None else (out / PICTURE).read_bytes()
+        write_aside(folder / PICTURE, picture)
     if not quiet:
         make_console().print(make_table(COLUMNS, [list(row.values()) for row in rows]))
         if report is not None:
@@ -182,6 +189,7 @@ def _print_recipes() -> None:
         if results is not None and not told:
             told = f"{describe_verdicts(results)}; {format_duration(results.seconds)}"
         print(f"{name:20} {recipe.about}\n{'':20} {told}")
+    print("\n`undrift reproduce NAME` repeats one; times are those of the recorded runs, on one core")
 
 
 def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool, settings: Sequence[str]) -> None:

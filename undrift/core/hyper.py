@@ -21,9 +21,9 @@ class Spec:
     paper: str
     everyone: bool = False  # defined for full participation only
     equal_steps: bool = False  # defined only if all clients make the same number of steps
-    local_momentum: bool = False  # a client optimiser, ud.Local(optimiser=...), is meaningful with it
-    linear_optimiser: bool = False  # takes a client optimiser whose steps are linear in the gradients
-    control_variates: bool = False  # takes one whose steps are in proportion to the gradients, which are corrected
+    local_momentum: bool = False  # clients may take another optimiser than SGD, ud.Local(optimiser=...)
+    linear_optimiser: bool = False  # clients' optimiser must be linear in the gradients: momentum, not Adam
+    control_variates: bool = False  # clients' optimiser must step in proportion to the gradient: momentum, not Adam
     adds_states: bool = False  # its server keeps the weighted sum of all clients' states
     divides_by_lr: bool = False  # not defined for a local step size of zero
     local_models: bool = True  # its clients move local models, which start from the server's

@@ -156,7 +156,7 @@ def _check_clients(
         return
     if pair is None or clients.dtype != torch.int64 or clients.shape != (len(pair[1]),):
         raise InvalidInput(
-            f"{data.name}: {what} must be int64, one per sample, got {clients.dtype} of shape {list(clients.shape)}"
+            f"{data.name}: {what} must be an int64 tensor, one per sample, got {clients.dtype} of shape {list(clients.shape)}"
         )
     low, high, names = int(clients.min()), int(clients.max()), len(data.client_names)
     if low < lowest or high >= names:

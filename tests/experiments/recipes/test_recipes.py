@@ -163,6 +163,28 @@ def test_the_quick_form_records_nothing(folder: Path) -> None:
         reproduce([str(folder)], quick=True, keep=True)
 
 
+def test_a_recipe_of_numbers_has_a_picture_and_its_old_results_are_not_shown(folder: Path, capsys: Any) -> None:
+    head, *parts = RECIPE.split("[[")
+    (folder / "recipe.toml").write_text("[[".join([head, *(part for part in parts if "numbers" in part)]))
+    out = folder.parent / "out"
+    reproduce([str(folder)], out=out, keep=True, quiet=True)
+    assert (folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    capsys.readouterr()
+    reproduce([str(folder)], out=out)
+    assert capsys.readouterr().out.count("+3 ± 0") == 2  # recorded and here
+    (folder / "numbers.py").write_text(NUMBERS + "# changed\n")
+    reproduce([str(folder)], out=out)
+    said = capsys.readouterr()
+    assert said.out.count("+3 ± 0") == 1  # here alone
+    assert "have changed since results were recorded: they are not shown" in said.err
+
+
+def test_all_says_if_nothing_is_left_to_do(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("undrift.cli.reproduce.list_recipes", dict)
+    reproduce(everything=True)
+    assert "every recipe has recorded results" in capsys.readouterr().out
+
+
 def test_names_and_all_exclude_each_other() -> None:
     with pytest.raises(InvalidInput, match="not both"):
         reproduce(["cheng"], everything=True)
@@ -291,11 +313,19 @@ def test_recipes_of_the_clone_are_found_from_anywhere(
     assert find_recipe("theory") == mine  # those in the current directory come first
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
 def test_our_own_recipes_are_whole_and_their_results_are_theirs(name: str) -> None:
     folder = OWN / name
     recipe = read_recipe(folder)
-    check_current(folder, recipe)
+    results = check_current(folder, recipe)
+    assert recipe.summary and (folder / "curves.png").exists()
+    for claim in recipe.claim:  # a cell that is missed is explained
+        assert (
+            not claim.cell
+            or claim.why
+            or [each.holds for each in results.claims if each.claim == claim.claim] == ["yes"]
+        )
     labels = {
         f"{run.name}/{label}"
         for run in recipe.run
@@ -317,6 +347,7 @@ def test_the_page_is_what_is_recorded() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("name", sorted(list_recipes([OWN])))
 def test_the_quick_form_of_our_own_recipes_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNDRIFT_DATA", str(real_data()))

@@ -8,4 +8,5 @@ recipe.py    what a recipe says, and where recipes are
 claims.py    claims measured seed by seed, and whether they hold
 results.py   what was recorded, and whether it is still of this recipe
 page.py      all recorded results as one page
+picture.py   recorded claims as a picture
 """

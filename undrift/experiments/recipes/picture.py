@@ -1,0 +1,49 @@
+"""A picture of recorded claims, for recipes without curves: cells of a table against ours, other claims a row each."""
+
+import textwrap
+from typing import Any
+
+from undrift.experiments.recipes.claims import Claim
+from undrift.experiments.recipes.recipe import Recipe
+from undrift.experiments.recipes.results import RecordedClaim, Results
+from undrift.experiments.report.plots import to_png
+
+COLOURS = {"yes": "tab:green", "in the mean": "tab:orange", "no": "tab:red"}
+SMALLEST = 1e-17  # of a logarithmic axis: what is smaller, and zero, is there
+
+
+def plot_claims(recipe: Recipe, results: Results, dpi: int = 110) -> bytes:
+    """A PNG: numbers by seed in the colour of the verdict, beside what was published or the bound."""
+    from matplotlib.figure import Figure  # here, because it is slow to import
+
+    known = [
+        (claim, recorded) for claim in recipe.claim if (recorded := results.of(claim)) and recorded.mean is not None
+    ]
+    cells = [pair for pair in known if pair[0].cell and pair[0].equals is not None]
+    figure = Figure(figsize=(6, 6) if cells else (9, 1 + 0.45 * len(known)), layout="constrained")
+    (_plot_cells if cells else _plot_rows)(figure.subplots(), cells or known)
+    return to_png(figure, dpi)
+
+
+def _plot_cells(panel: Any, cells: list[tuple[Claim, RecordedClaim]]) -> None:
+    for claim, recorded in cells:
+        spreads = {"xerr": claim.spread, "yerr": recorded.std}
+        panel.errorbar(claim.equals, recorded.mean, **spreads, fmt="o", color=COLOURS[recorded.holds], alpha=0.6)
+    panel.axline((cells[0][0].equals, cells[0][0].equals), slope=1, color="0.6", linewidth=1, zorder=0)
+    panel.set(xlabel="published", ylabel="ours, mean and standard deviation over seeds")
+
+
+def _plot_rows(panel: Any, known: list[tuple[Claim, RecordedClaim]]) -> None:
+    numbers = [[value for value in recorded.by_seed if value is not None] for _, recorded in known]
+    sizes = [max(abs(value), SMALLEST) for values in numbers for value in values]
+    log = max(sizes, default=1) > 1e3 * min(sizes, default=1)
+    shown = (lambda value: max(abs(value), SMALLEST)) if log else float
+    for row, ((claim, recorded), values) in enumerate(zip(known, numbers, strict=True)):
+        panel.plot([*map(shown, values)], [row] * len(values), "o", color=COLOURS[recorded.holds], alpha=0.6)
+        bound = next((each for each in (claim.above, claim.below, claim.equals) if each is not None), 0.0)
+        if bound or not log:
+            panel.plot(shown(bound), row, "|", color="black", markersize=14)
+    panel.set_yticks(range(len(known)), [textwrap.fill(claim.claim, 64) for claim, _ in known], fontsize=8)
+    panel.set(xscale="log" if log else "linear", xlabel="what was measured, a dot a seed; the bar is the bound")
+    panel.invert_yaxis()
+    panel.grid(axis="x", alpha=0.4)
