@@ -125,7 +125,7 @@ SERVERS = (
     ["", "", "", "", "unheard", "wiped", "", "", "old", "", "wiped", "", "", "", "", "", "", "old"],
     "scaffold",
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str) -> None:
     made = experiment(name, rounds=5, server=server, model={"name": "mlp", "hidden": [1]})
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +145,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @given(events=st.lists(st.sampled_from(("", "unheard", "unanswered", "twice", "slow", "server")), max_size=25))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 def test_without_loss_of_states_the_bits_are_the_same(undisturbed: bytes, events: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert played(Path(folder), events) == undisturbed
