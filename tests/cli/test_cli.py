@@ -99,7 +99,7 @@ def test_slips_of_the_fingers_are_understood(undrift, typed: str, meant: str) ->
 @pytest.mark.parametrize("typed", ["FedAvg", "FEDAVG", " fedavg"])
 def test_names_in_any_case(undrift, typed: str, tmp_path: Path) -> None:
     words = ("--data", "Digits", "--model", "Logistic", "--engine", "Sequential", "--rounds", 1, "--out", "o")
-    said = undrift("compare", typed, "scaffold_M", *words, "-q", "--jobs", 1)
+    said = undrift("compare", typed, "scaffold_M", *words, "-q", "--jobs", 1, "--set", "threads=1")
     assert (said.code, said.err) == (0, "")
     assert sorted(path.name for path in (tmp_path / "o").iterdir() if path.is_dir()) == ["fedavg", "scaffold-m"]
 

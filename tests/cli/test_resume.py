@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-SMALL = ("--steps", 2, "--batch", 5, "--dirichlet", 0.1, "--engine", "batched", "-q", "--jobs", 1)
+SMALL = (
+    *("--steps", 2, "--batch", 5, "--dirichlet", 0.1, "--engine", "batched", "-q"),
+    *("--jobs", 1, "--set", "threads=1"),  # beside other tests two threads take longer than one
+)
 
 
 def rounds_of(path: Path) -> set[int]:

@@ -22,6 +22,8 @@ from undrift.deploy.messages import (
     Stamp,
     StateStamp,
     digest,
+    digest_of,
+    mark_of,
     pack_tensors,
     stamps_of,
     unpack_tensors,
@@ -42,12 +44,13 @@ def test_a_message_survives_flowers_records() -> None:
     assert (back.kind, back.header) == (envelope.kind, envelope.header)
     again = unpack_tensors(back.header["down"], back.arrays, down)
     assert torch.equal(again.x, down.x) and torch.equal(again.h, down.h)
+    assert digest_of(back) == digest_of(envelope), "both sides know what was asked"
     assert nbytes(down) < count_bytes(to_records(envelope)) < nbytes(down) + 1000
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_stamps_are_exact_in_checkpoints(dtype: torch.dtype) -> None:
-    for stamp in (Stamp(2049, 1), Stamp(123_456, 3), Stamp(2**32 - 1, 255)):
+    for stamp in (Stamp(2049, 1), Stamp(123_456, 3), Stamp(2**32 - 1, 255, "f" * 16)):
         assert stamps_of(StateStamp.of(stamp, torch.zeros(5, dtype=dtype))) == [stamp]
     assert NOT_VISITED < Stamp(0, 1) < Stamp(1, 0)
 
@@ -56,6 +59,19 @@ def test_a_digest_is_of_words_and_numbers() -> None:
     x = {"a": torch.zeros(3)}
     assert digest("w", x) == digest("w", {"a": torch.zeros(3)})
     assert digest("w", x) != digest("v", x) != digest("v", {"a": torch.ones(3)})
+
+
+def test_a_mark_tells_what_was_asked_and_answered() -> None:
+    def mark(base: Stamp, down: float = 0.0, up: float = 0.0, keep: int = 0) -> str:
+        header = {"visit": {"round": 3, "base": list(base)}, "keep": [keep, 1]}
+        request = Envelope("work", header, {"down": torch.full((2,), down)})
+        return mark_of(digest_of(request), {"up.0": torch.full((2,), up)})
+
+    base = Stamp(2, 1, "5" * 16)
+    plain = mark(base)
+    assert plain == mark(base, keep=1), "which states may be forgotten is no part of it"
+    others = mark(Stamp(2, 1, "6" * 16)), mark(base, down=1.0), mark(base, up=1.0)
+    assert len({plain, *others}) == 4
 
 
 def test_the_state_store_returns_only_whole_files(tmp_path: Path) -> None:

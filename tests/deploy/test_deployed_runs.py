@@ -22,7 +22,7 @@ from tests.support.in_process_nodes import (
 )
 from tests.support.run_directories import read_lines
 from undrift.core.hyper import METHODS
-from undrift.deploy.messages import Envelope
+from undrift.deploy.messages import NOT_VISITED, Envelope
 from undrift.experiments.config.federation import federation
 from undrift.experiments.report import write_report
 from undrift.experiments.runs.directory import RunDirectory
@@ -206,7 +206,7 @@ def test_a_client_with_a_state_of_its_own_begins_anew_alone(name: str, codec: st
 
     def lose(who: str, envelope: Envelope) -> str:
         if envelope.kind == "work" and envelope.header["visit"]["round"] == 3 and who == "birch":
-            if envelope.header["visit"]["base"] != [0, 0]:
+            if envelope.header["visit"]["base"] != list(NOT_VISITED):
                 nodes.lose(who)
         return ""
 

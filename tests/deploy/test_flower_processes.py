@@ -27,6 +27,7 @@ from undrift.simulation.api import prepare
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]  # one SuperLink for all
 
 PATIENCE = 400  # seconds; it takes a fraction of it, unless the machine is busy
+ASKED_AGAIN = 60.0  # seconds; on a busy machine Flower may fail to start the process that a message is for
 
 # A node that misbehaves when a file says so: what it brings to the first contact does not fit; or, after its work, it is
 # killed with its SuperNode, or its answer is spoilt.
@@ -322,7 +323,9 @@ def impostor(flower: Loopback) -> None:
 
 def test_clients_come_when_they_like_and_an_impostor_does_not(flower: Loopback, impostor: None) -> None:
     """Autonomous FedGM; who is refused is not waited for."""
-    flower.flwr_run("late", flower.folder / "late", **{"run-dir": str(run_of(flower, "late")), "poll": 0.3})
+    flower.flwr_run(
+        "late", flower.folder / "late", **{"run-dir": str(run_of(flower, "late")), "poll": 0.3, "again": ASKED_AGAIN}
+    )
     finished(flower, "late", "late")
     lines = read_lines(run_of(flower, "late") / "metrics.jsonl")
     assert [len(line["clients"]) for line in lines] == [1, 1, 1]
@@ -346,7 +349,9 @@ def told_on_both_sides(flower: Loopback, log: str, **reasons: str) -> None:
 
 def test_nodes_that_do_not_fit_are_refused_on_both_sides(flower: Loopback, impostor: None) -> None:
     mischief(flower, ash="no data", birch="fewer classes", cedar="another version")
-    flower.flwr_run("unfit", flower.folder / "unfit", **{"run-dir": str(run_of(flower, "unfit")), "poll": 0.3})
+    flower.flwr_run(
+        "unfit", flower.folder / "unfit", **{"run-dir": str(run_of(flower, "unfit")), "poll": 0.3, "again": ASKED_AGAIN}
+    )
     told_on_both_sides(
         flower,
         "unfit",

@@ -2,6 +2,9 @@
 
 import asyncio
 import shutil
+import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,12 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.supercore.task_identity import TaskIdentity
 
 import undrift as ud
 from tests.support.in_process_nodes import experiment
-from undrift.deploy.executor import answer, load_apps
+from undrift.deploy.executor import answer, answer_messages, load_apps
 from undrift.deploy.gateway import FLEET, Gateway
 from undrift.deploy.keys import write_certificates
 from undrift.deploy.project import write_app
@@ -102,6 +106,7 @@ def message() -> Message:
 
 RAISES = """
 from flwr.clientapp import ClientApp
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
 app = ClientApp()
 app.train()(lambda message, context: data({}))
 """
@@ -145,3 +150,41 @@ def test_clients_of_natural_partitions_are_counted(tmp_path: Path) -> None:
     write_app(tmp_path / "a", made, ("x", "y", "z"), "h")
     with pytest.raises(ud.InvalidInput, match="--host is where nodes find the server"):
         write_app(tmp_path / "b", made, ("x", "y", "z"), "0.0.0.0")
+
+
+class OverTask(BaseHTTPRequestHandler):
+    """A SuperNode that has one task, which is over when it is worked on."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        offered = self.path.endswith("acquire-task")
+        body = AcquireTaskResponse(token="over").SerializeToString() if offered else b"{}"
+        self.send_response(200 if offered else 401)
+        self.send_header("Content-Type", "application/protobuf")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_node_outlives_a_run_that_ends_while_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower's own client ends its process with SIGINT when a task's token is not taken any more."""
+    interrupted: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupted.append(number))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), OverTask)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        turns = iter([True, True, False])
+        answer_messages({}, f"127.0.0.1:{server.server_port}", b"secret", lambda: next(turns))
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+        signal.signal(signal.SIGINT, before)
+    assert not interrupted
+    assert caplog.text.count("a message could not be answered: HTTPStatusError") == 2

@@ -120,6 +120,11 @@ SERVERS = (
 )
 # forgotten, and not told again
 @example(["", "", "", "", "", "", "wiped", "server", "unheard"], "scaffold")
+# a copy from before a round that was played again, which it holds another state of
+@example(
+    ["", "", "", "", "unheard", "wiped", "", "", "old", "", "wiped", "", "", "", "", "", "", "old"],
+    "scaffold",
+)
 @settings(max_examples=12, deadline=None, derandomize=True)
 def test_the_sum_is_that_of_the_states(server: Any, events: list[str], name: str) -> None:
     made = experiment(name, rounds=5, server=server, model={"name": "mlp", "hidden": [1]})

@@ -1,7 +1,7 @@
 """Wrong input: said before the first round, with what was got and what is allowed."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: ud.Local(steps=0), "steps must be whole numbers from 1 up, got 0"),
     (lambda: ud.Local(steps=[1, 0]), "steps must be whole numbers from 1 up, got 0"),
     (lambda: ud.Local(steps=(5, 2)), r"steps that are drawn go from a low number to a high one, got \(5, 2\)"),
-    (lambda: ud.check(ud.FedAvg(), 3), "problem must be an object such as ud.federate"),
+    (lambda: ud.check(ud.FedAvg(), cast(Any, 3)), "problem must be an object such as ud.federate"),
     (lambda: ud.Local(steps=(1, 2, 3)), "for one number a client give a list"),
     (lambda: ud.Local(steps=1, epochs=1), "give steps or epochs, not both"),
     (lambda: ud.Local(lr=-0.1), r"lr must lie in \[0, inf\), got -0.1"),

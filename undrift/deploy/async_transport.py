@@ -8,7 +8,7 @@ from undrift.core.algorithm import Exchange
 from undrift.core.errors import Deserted
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
-from undrift.deploy.messages import Envelope, Stamp, StateStamp
+from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp
 from undrift.deploy.transport import Answers, FlowerTransport, StatesLost, restart_client
 from undrift.simulation.aggregation import Reply, Traffic, send
 from undrift.simulation.asynchronous.buffered_rounds import Updates, discounts
@@ -29,6 +29,7 @@ class Dispatched:
     request: Envelope
     form: Any
     up: Any = None  # when it has answered
+    stamp: Stamp = NOT_VISITED  # of the state that it then has
 
 
 class FlowerBuffer:
@@ -72,7 +73,7 @@ class FlowerBuffer:
                 raise BufferedStatesLost(self, [i], t)
             nodes.read(found, i, reply, out.request, out.form, t)
             if i in found.good:
-                self.buffer[i] = replace(out, up=found.good.pop(i))
+                self.buffer[i] = replace(out, up=found.good.pop(i), stamp=found.stamps[i])
         self._break_off(t)
         return Traffic(bytes_up=found.bytes_up, left_out=tuple(found.bad))
 
@@ -143,7 +144,7 @@ class FlowerBuffer:
             share=[float(plan.problem.weights[i]) for i in clients],
             staleness=ages,
         )
-        stamps = {i: StateStamp.of(Stamp(each.version + 1, 1), plan.problem.x0) for i, each in used.items()}
+        stamps = {i: each.stamp for i, each in used.items()}
         ups = {i: each.up for i, each in used.items()}
         (exchange,) = plan.exchanges(t)
         discount = discounts(plan.algorithm, clients, ages)

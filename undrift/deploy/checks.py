@@ -203,7 +203,7 @@ def _decoded(answer: Any, decode: Callable[[Any], Any]) -> Any:
 
 def tells_of_a_loss(reply: Envelope, visit: Mapping[str, Any], has_states: bool) -> bool:
     """Whether a node may have lost the state that it was asked to work from: one that begins anew has none to lose."""
-    return reply.kind == "lost" and has_states and reply.header.get("visit") == visit and any(visit["base"])
+    return reply.kind == "lost" and has_states and reply.header.get("visit") == visit and any(visit["base"][:2])
 
 
 def _check_array(name: str, got: Tensor, like: Tensor) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -39,6 +40,7 @@ log = logging.getLogger("undrift")
 
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 POLL = 0.2  # seconds between looks for a message, on loopback
+TRIES = 5  # of a call that the SuperNode does not hear
 
 Apps = Mapping[str, ClientApp]  # by the name of their project
 
@@ -80,23 +82,24 @@ def answer_messages(apps: Apps, runtime: str, secret: bytes, alive: Callable[[],
     """Answer what the SuperNode with this Runtime API is asked, as long as it is alive."""
     tasks = _client(runtime, SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=ACQUIRE), retry=False)
     ours = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-    while alive():
-        try:
-            token = tasks.AcquireTask(ours).token
-        except httpx.TransportError:  # it is starting, or ends
-            token = ""
-        except Exception as error:  # of Flower: a node goes on asking
-            log.error("no message could be asked for: %s", printable(f"{type(error).__name__}: {error}"))
-            token = ""
-        if token:
-            _answer(apps, runtime, token)
-        else:
-            time.sleep(POLL)
+    with closing(tasks):
+        while alive():
+            try:
+                token = tasks.AcquireTask(ours).token
+            except httpx.TransportError:  # it is starting, or ends
+                token = ""
+            except Exception as error:  # of Flower: a node goes on asking
+                log.error("no message could be asked for: %s", printable(f"{type(error).__name__}: {error}"))
+                token = ""
+            if token:
+                _answer(apps, runtime, token)
+            else:
+                time.sleep(POLL)
 
 
 def _answer(apps: Apps, runtime: str, token: str) -> None:
     client = _client(runtime, RuntimeTokenHttpInterceptor(token))
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat = HeartbeatSender(lambda: _heard(client))
     context, status, details = None, SubStatus.FAILED, "no message"
     try:
         heartbeat.start()
@@ -114,6 +117,20 @@ def _answer(apps: Apps, runtime: str, token: str) -> None:
         if heartbeat.is_running:
             heartbeat.stop()
         client.close()
+
+
+def _heard(client: RuntimeHttpClient) -> bool:
+    """Whether the SuperNode has heard that a task is worked on.
+
+    One that is over, perhaps with its run, is no reason to stop: Flower's own function would end this process with SIGINT.
+    """
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.TransportError:
+        return False
+    except httpx.HTTPStatusError:
+        pass
+    return True
 
 
 def answer(apps: Apps, app_id: str, message: Message, context: Any) -> Message:
@@ -135,10 +152,12 @@ def answer(apps: Apps, app_id: str, message: Message, context: Any) -> Message:
 
 
 def _client(runtime: str, interceptor: Any, retry: bool = True) -> RuntimeHttpClient:
+    """Flower's client; a token that is not taken any more is an error, where Flower's way to retry would end this process."""
+    again = RetryInvoker(lambda: exponential(max_delay=2), httpx.TransportError, max_tries=TRIES, max_time=None)
     return RuntimeHttpClient.from_server_address(
         server_address=runtime,
         insecure=True,  # loopback
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), interceptor],
-        retry_invoker=make_simple_http_retry_invoker() if retry else None,
+        retry_invoker=again if retry else None,
     )

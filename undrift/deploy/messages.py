@@ -1,8 +1,10 @@
 """What travels between the server and nodes, whatever carries it: a header and named tensors."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from struct import Struct
 from typing import Any, NamedTuple
 
 import torch
@@ -14,42 +16,43 @@ from undrift.experiments.runs.tree import classes_in, from_json, to_json
 
 
 class Stamp(NamedTuple):
-    """The visit that a client's state comes from: its round and its exchange, counted from 1.  Stamps grow."""
+    """The visit that a client's state comes from: its round and its exchange, counted from 1.  Stamps grow.
+
+    A round that was played again has the same numbers and another `mark`, which says what was asked and answered.
+    """
 
     round: int
     exchange: int
+    mark: str = "0" * 16  # in hex
 
 
 NOT_VISITED = Stamp(0, 0)  # of a client that has not been visited, or starts again
 
 
-DIGITS, BASE = 4, 256  # of a round: all halves, bfloat16 too, have these numbers exactly
+STAMP = Struct(">IB8s")  # in bytes: all halves, bfloat16 too, have these numbers exactly
 
 
 @record
 class StateStamp:
     """What the server remembers of a client: not its state, only which one it has, i.e. its stamp.
 
-    A client's states have the dtype of the model, so a round is written in digits.
+    A client's states have the dtype of the model, so a stamp is written in bytes, each a number.
     """
 
-    round: tuple[Col, ...]
-    exchange: Col
+    content: tuple[Col, ...]
 
     @staticmethod
     def of(stamp: Stamp, like: Tensor) -> "StateStamp":
         """A stamp as a record that checkpoints can hold, for a client's row."""
-        *digits, exchange = (
-            torch.full_like(like[:1], number)
-            for number in (*(stamp.round // BASE**k % BASE for k in range(DIGITS)), stamp.exchange)
-        )
-        return StateStamp(tuple(digits), exchange)
+        content = STAMP.pack(stamp.round, stamp.exchange, bytes.fromhex(stamp.mark))
+        return StateStamp(tuple(torch.full_like(like[:1], byte) for byte in content))
 
 
 def stamps_of(stamps: StateStamp) -> list[Stamp]:
     """The stamps in a table with a row a client."""
-    columns = [[int(n) for n in digit.flatten().tolist()] for digit in (*stamps.round, stamps.exchange)]
-    return [Stamp(sum(d * BASE**k for k, d in enumerate(t)), e) for *t, e in zip(*columns, strict=True)]
+    columns = [[int(n) for n in byte.flatten().tolist()] for byte in stamps.content]
+    rows = [STAMP.unpack(bytes(row)) for row in zip(*columns, strict=True)]
+    return [Stamp(t, exchange, mark.hex()) for t, exchange, mark in rows]
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,14 @@ def digest(words: str, arrays: Mapping[str, Tensor]) -> str:
         made.update(f"{name} {arrays[name].dtype} {list(arrays[name].shape)}".encode())
         made.update(to_bytes(arrays[name]))
     return made.hexdigest()
+
+
+def digest_of(request: Envelope) -> str:
+    """The digest of all in a request on which its answer depends."""
+    words = {word: told for word, told in request.header.items() if word != "keep"}
+    return digest(json.dumps(words, sort_keys=True), request.arrays)
+
+
+def mark_of(request: str, answer: Mapping[str, Tensor]) -> str:
+    """What tells a state from others of its round: the digest of the request, which names the state before, and the answer."""
+    return digest(request, answer)[:16]

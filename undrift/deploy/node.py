@@ -1,6 +1,5 @@
 """A node: it answers requests from its own samples and the state on its own disk."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +18,7 @@ from undrift.core.work import Work
 from undrift.data.registry import Data
 from undrift.deploy.checks import NAME, printable
 from undrift.deploy.compatibility import differences, facts_of
-from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp, digest, pack_tensors, unpack_tensors
+from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp, digest_of, mark_of, pack_tensors, unpack_tensors
 from undrift.deploy.problems import as_client, data_of_client
 from undrift.deploy.state_store import ClientStateStore
 from undrift.experiments.config.experiment import Experiment
@@ -167,7 +166,7 @@ class Node:
         if self.privacy is not None and now.round > self.experiment.rounds:
             raise InvalidInput(f"round {now.round}: the privacy of a run is that of {self.experiment.rounds} rounds")
         with lock(self._at(visit["run"])):
-            store, asked = (ClientStateStore(self._at(visit["run"])), digest(_plain(words), envelope.arrays))
+            store, asked = ClientStateStore(self._at(visit["run"])), digest_of(envelope)
             stored = store.get(now)
             if stored is not None and stored[1].get("request") == asked:
                 return Envelope("up", {"visit": visit}, _named("up", stored[0]))
@@ -206,13 +205,16 @@ class Node:
         return Envelope("state", {"visit": visit}, pack_tensors("state", without_parameters(state))[1])
 
     def _stored(self, store: ClientStateStore, base: Stamp, problem: ModelProblem) -> Any:
-        """The state of a stamp; one that was never visited begins with the initial state, and where there are no states none is lost."""
+        """The state of a stamp; one that was never visited begins with the initial state, and where there are no states none is lost.
+
+        An old copy of a disk may hold another state of the same round, from before the server played it again.
+        """
         fresh, wire = with_local_parameters(self.method, problem).client(problem.x0), self._wire(problem)
         fresh = fresh if wire is None else wire.client(fresh)
         if base == NOT_VISITED or not tensors(fresh):
             return fresh
         found = store.get(base)
-        if found is None:
+        if found is None or mark_of(found[1]["request"], _named("up", found[0])) != base.mark:
             raise _Lost(store.stamps())
         return unpack_tensors(pack_tensors("state", fresh)[0], found[0], fresh)
 
@@ -226,10 +228,10 @@ class Node:
 
     def _lost(self, visit: Mapping[str, Any], has: list[Stamp]) -> Envelope:
         log.warning(
-            "%s has no state of round %d, which the server asks for; it has %s",
+            "%s does not have the state of round %d that the server asks for; it has %s",
             self.name,
             visit["base"][0],
-            ", ".join(f"round {stamp.round}" for stamp in has) or "none",
+            ", ".join(f"one of round {stamp.round}" for stamp in has) or "none",
         )
         return Envelope("lost", {"visit": visit})
 
@@ -264,11 +266,6 @@ def _name(config: Config) -> str:
 
 def _of_model(told: Mapping[str, Any]) -> dict[str, int]:
     return {key: value for key, value in told.items() if key != "labels"}
-
-
-def _plain(words: Mapping[str, Any]) -> str:
-    """The words of a request on which its answer depends."""
-    return json.dumps({k: v for k, v in words.items() if k != "keep"}, sort_keys=True)
 
 
 def _named(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

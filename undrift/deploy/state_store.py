@@ -5,6 +5,7 @@
 A node never decides which state is the right one.  Every request names the stamp of the state to work from, which is the
 last one whose answer the server has used; what came of answers that were lost or thrown away is not asked for again.
 A request also names the oldest stamp that the server might still go back to after a crash: until then all are kept.
+Between two states of one visit, made in a round that was played again, the stamp's mark tells.
 So a state is committed by being named, and a crash at any moment leaves what was there before.
 
 Every file has a checksum of all that is in it.  One that does not have its own any more is as good as lost, and named in

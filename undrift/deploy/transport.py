@@ -31,7 +31,16 @@ from undrift.core.rng import Key
 from undrift.deploy.checks import BadAnswer, read_answer, tells_of_a_loss
 from undrift.deploy.faults import Faults
 from undrift.deploy.fleet import Fleet
-from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp, StateStamp, pack_tensors, stamps_of
+from undrift.deploy.messages import (
+    NOT_VISITED,
+    Envelope,
+    Stamp,
+    StateStamp,
+    digest_of,
+    mark_of,
+    pack_tensors,
+    stamps_of,
+)
 from undrift.deploy.problems import form_of_answer
 from undrift.local.parameters import without_parameters
 from undrift.privacy import PrivateWire
@@ -71,6 +80,7 @@ class Answers:
     """The answers to one exchange: good ones by client, and who gave none."""
 
     good: dict[int, Any] = field(default_factory=dict)
+    stamps: dict[int, Stamp] = field(default_factory=dict)  # of the states that these leave on the nodes
     bad: list[int] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
     bytes_up: int = 0  # of answers that are not used
@@ -140,10 +150,8 @@ class FlowerTransport:
             log.warning("round %d: too few answers, the model stays as it is", t)
             reply = Reply(None, None, extra, lost)
             return with_bytes_down(reply, down, len(participants.clients))
-        stamp = StateStamp.of(Stamp(t, key.exchange + 1), plan.problem.x0)
-        stamps = dict.fromkeys(answers.good, stamp)
         present = participants.only(answers.good)
-        part = self.aggregate(answers.good, stamps, exchange, present, t)
+        part = self.aggregate(answers.good, answers.stamps, exchange, present, t)
         self.staged.stage(part.states)
         reply = reply_of(part, present, plan.problem, plan.solver(t), key)
         if exchange.to == "everyone" and len(answers.good) < plan.problem.N:
@@ -181,18 +189,18 @@ class FlowerTransport:
     def aggregate(
         self,
         ups: Mapping[int, Any],
-        stamps: Mapping[int, StateStamp],
+        stamps: Mapping[int, Stamp],
         exchange: Exchange,
         participants: Participants,
         t: int,
         discount: Mapping[int, float] | None = None,
     ) -> PartialAggregate:
         """What came, added up as in a simulation; the new "state" of a client is the stamp of the one that it has now."""
+        problem = self.plan.problem
         rows = (
-            ClientResults([i], map_tensors(as_row, ups[i]), map_tensors(as_row, stamps[i]))
+            ClientResults([i], map_tensors(as_row, ups[i]), map_tensors(as_row, StateStamp.of(stamps[i], problem.x0)))
             for i in participants.clients
         )
-        problem = self.plan.problem
         return aggregate(rows, exchange, self.clients, participants, problem, t, discount)
 
     def _present(self, participants: Participants) -> Participants:
@@ -280,7 +288,11 @@ class FlowerTransport:
             bound, wire = min(bound or inf, wire.bound(form)), wire.codec
         decode = partial(_decoded, wire) if kind == "up" and wire is not None else None
         try:
-            found.good[i] = read_answer(reply, kind, request.header["visit"], form, bound, decode)
+            visit = request.header["visit"]
+            found.good[i] = read_answer(reply, kind, visit, form, bound, decode)
+            if kind == "up":
+                mark = mark_of(digest_of(request), reply.arrays)
+                found.stamps[i] = Stamp(visit["round"], visit["exchange"], mark)
         except BadAnswer as bad:
             found.bad.append(i)
             found.bytes_up += nbytes(tuple(reply.arrays.values()))
@@ -294,10 +306,11 @@ class FlowerTransport:
 
     def _header(self, client: int, stamp: Stamp) -> dict[str, Any]:
         base = self.stamp_of(client)
-        visit = {"run": self.run, "client": client, "base": list(base), **stamp._asdict()}
+        visit = {"run": self.run, "client": client, "base": list(base)}
+        visit |= {"round": stamp.round, "exchange": stamp.exchange}
         return {
             "visit": visit,
-            "keep": list(self._keep(client)),
+            "keep": list(self._keep(client)[:2]),
             "N": self.plan.problem.N,
             "told": self.fleet.hello["told"],
         }
@@ -360,9 +373,8 @@ class FlowerTransport:
         self._start_again([i for i in gone if self.stamp_of(i) != NOT_VISITED], t)
         if not found.good:
             return algorithm.server(server.x)
-        stamps = {i: StateStamp.of(self.stamp_of(i), x) for i in found.good}
         present = participants.only(found.good)
-        part = self.aggregate(found.good, stamps, everyone, present, t)
+        part = self.aggregate(found.good, {i: self.stamp_of(i) for i in found.good}, everyone, present, t)
         reply = reply_of(part, present, plan.problem, plan.solver(t), Key(plan.seed, t))
         self.extra += Traffic(bytes_up=reply.traffic.bytes_up + found.bytes_up)
         return step_server(everyone, server, reply, t)

@@ -239,6 +239,21 @@ def test_costs_to_a_target_are_those_of_the_first_round_that_reaches_it(tmp_path
         assert check_claims([claim], Measurements({"r/a": method}, {}))[0].by_seed == (cost,)
 
 
+def test_a_ratio_to_what_never_reaches_the_target_is_an_upper_bound(tmp_path: Path) -> None:
+    curves = {"fast": [0.1, 0.9, 0.9, 0.9], "never": [0.1, 0.2, 0.3, 0.3]}
+    runs = {
+        f"r/{name}": load_runs([write_run(tmp_path / name, curve, name=name)]).methods[0]
+        for name, curve in curves.items()
+    }
+    cost = {"measure": "rounds", "target": 0.8, "by": "ratio", "above": None, "below": 0.4}
+    ahead = Claim.model_validate(PAIR | cost | {"of": "r/fast", "against": "r/never"})
+    behind = Claim.model_validate(PAIR | cost | {"of": "r/never", "against": "r/fast"})
+    both = Claim.model_validate(PAIR | cost | {"of": "r/never", "against": "r/never"})
+    results = check_claims([ahead, behind, both], Measurements(runs, {}))
+    assert [each.by_seed for each in results] == [(0.5,), (math.inf,), (math.inf,)]
+    assert [each.holds for each in results] == ["no", "no", "no"]
+
+
 def test_reproduced_is_within_the_recorded_spread() -> None:
     ours = RecordedClaim(claim="a", by_seed=[0.1, 0.3], mean=0.2, std=0.1, holds="yes")
     assert reproduced(of([0.15, 0.3]), ours) and reproduced(of([0.15, 0.3]), None) is None

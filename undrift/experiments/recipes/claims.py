@@ -32,7 +32,8 @@ class Claim(Section):
                                meant;
                                "number": what a function returned
     and one of three forms, in which a term is a "run/method" or the difference "run/a - run/b" of two:
-    of, against                one term, or the difference or ratio (`by`) of two, `above` or `below` a bound
+    of, against                one term, or the difference or ratio (`by`) of two, `above` or `below` a bound; a ratio of
+                               costs to a run that never reaches the target is to the cost of all its rounds
     order                      terms of which each is larger than the one before, by more than `above` (0)
     of, equals                 a term that is as published: within `within` of it and, where it was printed with a
                                standard deviation (`spread`), two standard deviations of the difference more
@@ -160,12 +161,10 @@ def _measure(claim: Claim, measured: Measurements) -> tuple[float, ...]:
     values = _term(claim, claim.of, measured)
     if claim.against is None:
         return tuple(values.values())
-    others = _term(claim, claim.against, measured)
+    others = _term(claim, claim.against, measured, at_least=claim.by == "ratio")
     _check_paired(claim, [values, others])
     pairs = [(value, others[seed]) for seed, value in values.items()]
-    if claim.by == "difference":
-        return tuple(a - b for a, b in pairs)
-    return tuple(math.nan if math.isinf(a) and math.isinf(b) else a / b for a, b in pairs)
+    return tuple(a - b if claim.by == "difference" else a / b for a, b in pairs)
 
 
 def _check_paired(claim: Claim, terms: Sequence[BySeed]) -> None:
@@ -173,15 +172,15 @@ def _check_paired(claim: Claim, terms: Sequence[BySeed]) -> None:
         raise InvalidInput(f"{claim.claim!r}: its terms have different seeds, so they cannot be paired")
 
 
-def _term(claim: Claim, term: str, measured: Measurements) -> BySeed:
-    first, *rest = (_label(claim, label, measured) for label in term.split(MINUS))
+def _term(claim: Claim, term: str, measured: Measurements, at_least: bool = False) -> BySeed:
+    first, *rest = (_label(claim, label, measured, at_least) for label in term.split(MINUS))
     for other in rest:
         _check_paired(claim, [first, other])
         first = {seed: value - other[seed] for seed, value in first.items()}
     return first
 
 
-def _label(claim: Claim, label: str, measured: Measurements) -> BySeed:
+def _label(claim: Claim, label: str, measured: Measurements, at_least: bool = False) -> BySeed:
     known = measured.numbers if claim.measure == "number" else measured.methods
     if label not in known:
         kind = "number of a function" if claim.measure == "number" else "method of a run"
@@ -193,7 +192,7 @@ def _label(claim: Claim, label: str, measured: Measurements) -> BySeed:
         return {run.seed: final_quality(run, claim.metric, last=None) for run in runs}
     if claim.measure == "best":
         return {run.seed: _best_quality(run, claim.metric) for run in runs}
-    return {run.seed: _cost(claim, run, _target(claim, measured)) for run in runs}
+    return {run.seed: _cost(claim, run, _target(claim, measured), at_least) for run in runs}
 
 
 def _best_quality(run: RunRecord, metric: str) -> float:
@@ -211,11 +210,18 @@ def _target(claim: Claim, measured: Measurements) -> float:
     return sum(finals.values()) / len(finals)
 
 
-def _cost(claim: Claim, run: RunRecord, target: float) -> float:
-    """What a run spent until it reached the target, infinite if it never did."""
+def _cost(claim: Claim, run: RunRecord, target: float, at_least: bool) -> float:
+    """What a run spent until it reached the target.
+
+    If it never did, infinite; or with `at_least` what all its rounds cost, which makes a ratio to it an upper bound.
+    """
     rounds = rounds_to_reach(run, claim.metric, target)
-    if rounds is None or claim.measure == "rounds":
-        return math.inf if rounds is None else float(rounds)
+    if rounds is None:
+        if not at_least:
+            return math.inf
+        rounds = int(run.round[-1])
+    if claim.measure == "rounds":
+        return float(rounds)
     at = int((run.round == rounds).argmax())
     if claim.measure in ("bytes", "uplink bytes"):
         return float(run.bytes[at] if claim.measure == "bytes" else run.bytes_up[: at + 1].sum())
