@@ -13,11 +13,15 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
 import undrift as ud
 from tests.support.in_process_nodes import experiment
+from undrift.deploy import executor
 from undrift.deploy.executor import answer, answer_messages, load_apps
 from undrift.deploy.gateway import FLEET, Gateway
 from undrift.deploy.keys import write_certificates
@@ -106,7 +110,10 @@ def message() -> Message:
 
 RAISES = """
 from flwr.clientapp import ClientApp
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.runtime import RuntimeHttpClient
 app = ClientApp()
 app.train()(lambda message, context: data({}))
 """
@@ -188,3 +195,22 @@ def test_a_node_outlives_a_run_that_ends_while_it_answers(caplog: pytest.LogCapt
         signal.signal(signal.SIGINT, before)
     assert not interrupted
     assert caplog.text.count("a message could not be answered: HTTPStatusError") == 2
+
+
+def test_a_message_whose_parts_do_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a run that has ended: else a node would wait for it for hours, and answer nobody."""
+    clock, available = [0.0], [True]
+    reply = lambda *_: PullObjectResponse(object_found=True, object_available=available[0])
+    monkeypatch.setattr(RuntimeHttpClient, "PullObject", reply)
+    monkeypatch.setattr(executor.time, "monotonic", lambda: clock[0])
+    client = executor.TaskClient.from_server_address("127.0.0.1:1", True, None, [])
+    asked = PullObjectRequest(object_id="part")
+    clock[0] = 100.0
+    assert client.PullObject(asked).object_available
+    available[0] = False
+    clock[0] = 100.0 + executor.STALLED  # long after it began, but something came meanwhile
+    assert not client.PullObject(asked).object_available
+    clock[0] += 1
+    with pytest.raises(ObjectPullError, match="no part of the message has come for 120 s"):
+        client.PullObject(asked)
+    client.close()

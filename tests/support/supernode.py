@@ -2,7 +2,8 @@
 
     python -m tests.support.supernode deploy node ARGUMENTS
 
-Nothing else differs: it says how often it will be heard of, and 10 s is the least that Flower allows.
+It says how often it will be heard of, and 10 s is the least that Flower allows; and it gives up messages of ended runs sooner.
+Nothing else differs.
 """
 
 import sys
@@ -12,7 +13,9 @@ from undrift.deploy import flower_process
 if __name__ == "__main__":
     if sys.argv[1] == "deploy":
         from undrift.cli import main
+        from undrift.deploy import executor
 
+        executor.STALLED = 10.0
         flower_process.MODULE = "tests.support.supernode"
         sys.exit(main())
     from flwr.supercore import heartbeat

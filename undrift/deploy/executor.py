@@ -21,9 +21,11 @@ import httpx
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -41,6 +43,7 @@ log = logging.getLogger("undrift")
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 POLL = 0.2  # seconds between looks for a message, on loopback
 TRIES = 5  # of a call that the SuperNode does not hear
+STALLED = 120.0  # seconds without a further part of a message, after which it is given up
 
 Apps = Mapping[str, ClientApp]  # by the name of their project
 
@@ -151,10 +154,30 @@ def answer(apps: Apps, app_id: str, message: Message, context: Any) -> Message:
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
+class TaskClient(RuntimeHttpClient):
+    """Flower's client, which gives up a message whose parts do not come any more.
+
+    A SuperNode that hears in the middle of a message that its run has ended leaves a task that nothing will come for. Flower
+    waits for it for two hours, in a process of its own; here all later messages would wait as long.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.progress = time.monotonic()
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        reply, now = super().PullObject(request), time.monotonic()
+        if reply.object_available:
+            self.progress = now
+        elif now - self.progress > STALLED:
+            raise ObjectPullError(request.object_id, f"no part of the message has come for {STALLED:g} s")
+        return reply
+
+
 def _client(runtime: str, interceptor: Any, retry: bool = True) -> RuntimeHttpClient:
     """Flower's client; a token that is not taken any more is an error, where Flower's way to retry would end this process."""
     again = RetryInvoker(lambda: exponential(max_delay=2), httpx.TransportError, max_tries=TRIES, max_time=None)
-    return RuntimeHttpClient.from_server_address(
+    return TaskClient.from_server_address(
         server_address=runtime,
         insecure=True,  # loopback
         root_certificates=None,
