@@ -2,9 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# one test after another to whoever is free, in the order of tests/conftest.py; a group stays together; three at a time on
-# two cores, since tests of several processes wait most of the time
-PYTEST := -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+# one test after another to whoever is free, in the order of tests/conftest.py; a group stays together
+PYTEST := -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test test-fast test-package licences test-torch soak audit check format clean bench bench-peers docs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.support.real_data import real_data
 from undrift.cli.about import HEADINGS, NUMBERS, cells
 from undrift.cli.options import make_experiment
 from undrift.core.hyper import METHODS
@@ -75,11 +76,15 @@ def test_the_methods_fit_a_usual_terminal() -> None:
         "auroc": "metric auroc: on test data",
         "momentum": "momentum(momentum)",
         "FedGM": "space fedgm: Sun et al. 2024",  # after the method of this name
-        "heart": "model     logistic, unless another is named",
     }.items(),
 )
 def test_whatever_has_a_name_can_be_read_about(undrift, name: str, said: str) -> None:
     assert said in undrift("list", name).out
+
+
+def test_a_data_set_can_be_read_about(undrift, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDRIFT_DATA", str(real_data()))
+    assert "model     logistic, unless another is named" in undrift("list", "heart").out
 
 
 @pytest.mark.parametrize("words", [(), ("deploy",)])

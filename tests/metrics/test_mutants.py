@@ -29,7 +29,7 @@ MUTANTS = [
     Mutant("a sum over steps in place of their mean", "undrift.core.observe", "(squares / steps)", "(squares)"),
     Mutant("the same number of steps for all", "undrift.core.observe", "drift = (squares / steps)", "drift = (squares / steps.max())"),
     Mutant("drift weighted by p", "undrift.simulation.aggregation",
-           "drift[row, 0].item() for row", "weights[row] * drift[row, 0].item() for row"),
+           "observed.drift[row, 0].item() for row", "weights[row] * observed.drift[row, 0].item() for row"),
     Mutant("w and p exchanged in chi2", "undrift.metrics.theory", "** 2 / w[there]", "** 2 / p[there]"),
     Mutant("steps without p in w", "undrift.metrics.theory", "p * a / (p @ a)", "a / a.sum()"),
     Mutant("normalised updates weighed by steps", "undrift.metrics.theory",

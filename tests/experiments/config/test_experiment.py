@@ -257,7 +257,7 @@ def test_what_is_wrong_is_named(case: str, tmp_path: Path) -> None:
 
 SET_WRONG = {
     "local.lrr=1": "unknown key of [local]: 'lrr'",
-    "population.link.up=0": "Link: up must lie in (0, inf), got 0",
+    "population.link.up=0": "Link: up must lie in [1e-3, inf), got 0",
     "algorithm.beta=1": "unknown parameter of fedavg: 'beta'",
     "rounds=0": "rounds must be at least 1, got 0",
 }
