@@ -252,6 +252,8 @@ def test_a_ratio_to_what_never_reaches_the_target_is_an_upper_bound(tmp_path: Pa
     results = check_claims([ahead, behind, both], Measurements(runs, {}))
     assert [each.by_seed for each in results] == [(0.5,), (math.inf,), (math.inf,)]
     assert [each.holds for each in results] == ["no", "no", "no"]
+    large = ahead.model_copy(update={"above": 0.4, "below": None})  # which an upper bound does not show
+    assert check_claims([large], Measurements(runs, {}))[0].holds == "no"
 
 
 def test_reproduced_is_within_the_recorded_spread() -> None:

@@ -161,7 +161,8 @@ def _measure(claim: Claim, measured: Measurements) -> tuple[float, ...]:
     values = _term(claim, claim.of, measured)
     if claim.against is None:
         return tuple(values.values())
-    others = _term(claim, claim.against, measured, at_least=claim.by == "ratio")
+    bounded = claim.by == "ratio" and claim.above is None  # an upper bound of a ratio cannot show that it is large
+    others = _term(claim, claim.against, measured, at_least=bounded)
     _check_paired(claim, [values, others])
     pairs = [(value, others[seed]) for seed, value in values.items()]
     return tuple(a - b if claim.by == "difference" else a / b for a, b in pairs)
