@@ -24,6 +24,9 @@ from benchmarks.workloads import WORKLOADS
 from undrift.simulation.batched_runs import Trial, rounds_together, run_together
 
 LRS, SEEDS = (0.01, 0.02, 0.05, 0.1, 0.2), range(4)
+SETTINGS: dict[str, Any] = {  # of rounds without an end and without evaluation
+    "rounds": 10**6, "participation": ud.Uniform(WORKLOADS[0].cohort), "evaluate_every": 10**9,
+}  # fmt: skip
 
 
 def trials() -> list[Trial]:
@@ -44,9 +47,7 @@ def trials() -> list[Trial]:
 
 
 def rows_of(engine: str, each: list[Trial]) -> dict[str, Iterator[Any]]:
-    common: dict[str, Any] = {
-        "rounds": 10**6, "participation": ud.Uniform(WORKLOADS[0].cohort), "evaluate_every": 10**9, "engine": engine,
-    }  # fmt: skip
+    common = SETTINGS | {"engine": engine}
 
     def alone(trial: Trial) -> Iterator[Any]:
         return ud.rounds(trial.algorithm, trial.problem, local=trial.local, seed=trial.seed, **common)

@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch.fx import Graph, Node
 
 from undrift.compiler.graph import VIEWS, add_node, aten, copy, is_same_storage, reshape, scalar, storage_of, value_of
 from undrift.compiler.kernels.gather import are_added, are_long, gather_rows, read_gathered
 from undrift.compiler.kernels.products import summed_, weighted
+
+convert_element_type = torch.ops.prims.convert_element_type.default  # TorchInductor has no program for _to_copy
 
 Factor: TypeAlias = Any  # a number, or a node of one number or of one a row; None: one
 
@@ -178,8 +181,12 @@ def _row(graph: Graph, factors: Sequence[Factor], like: Node) -> Node:
     rows = max(len(value_of(node)) if value_of(node).dim() else 1 for node in nodes)
     wide = [add_node(graph, aten.expand.default, node, [rows, 1]) for node in nodes]
     dtype = value_of(like).dtype
-    alike = [add_node(graph, aten._to_copy.default, node, dtype=dtype) for node in wide]
+    alike = [_cast(graph, node, dtype) for node in wide]
     return add_node(graph, aten.cat.default, alike, 1)
+
+
+def _cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
+    return node if value_of(node).dtype == dtype else add_node(graph, convert_element_type, node, dtype)
 
 
 def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:
