@@ -159,6 +159,13 @@ def busy() -> str:
     return table(("ms a round, alone to one core busy", *(f"GOMP_SPINCOUNT {s}" for s in settings)), lines)
 
 
+def deployed() -> str:
+    """A deployed round on loopback, and the parts of its visits."""
+    date, rows = _files("deployed")[0]
+    lines = [(name, f"{row['median']:.2g}", f"{row['most']:.2g}") for name, row in rows.items()]
+    return table(("seconds", "median", "most"), lines) + f"\nMeasured {date}; {_machine()}.\n"
+
+
 def sweeps() -> str:
     """Whole runs together against one."""
     path = max(RESULTS.glob("*-sweeps-whole.json"))
@@ -237,6 +244,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sweeps": sweeps,
     "whole": whole,
     "busy": busy,
+    "deployed": deployed,
     "kernels": kernels,
     "variants": variants,
     "privacy": privacy,
