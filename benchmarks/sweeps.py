@@ -47,7 +47,7 @@ def trials() -> list[Trial]:
 
 
 def rows_of(engine: str, each: list[Trial]) -> dict[str, Iterator[Any]]:
-    common = SETTINGS | {"engine": engine}
+    common: dict[str, Any] = SETTINGS | {"engine": engine}
 
     def alone(trial: Trial) -> Iterator[Any]:
         return ud.rounds(trial.algorithm, trial.problem, local=trial.local, seed=trial.seed, **common)
