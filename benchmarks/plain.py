@@ -7,13 +7,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.peers.shared import evaluate
 from benchmarks.workloads import Workload
 
 
 def plain(w: Workload) -> Iterator[None]:
     """FedAvg or SCAFFOLD as a plain PyTorch loop, round after round: a model, an optimiser, slices of tensors."""
     X, Y = w.data()
-    server, random = w.model(), torch.Generator().manual_seed(2)
+    server, random, test = w.model(), torch.Generator().manual_seed(2), w.test()
     X, Y = X.view(w.clients, w.samples, *X.shape[1:]), Y.view(w.clients, w.samples)
     zeros = [torch.zeros_like(p) for p in server.parameters()]
     c, own = deepcopy(zeros), {}
@@ -53,6 +54,8 @@ def plain(w: Workload) -> Iterator[None]:
                 x -= step
             for a, step in zip(c, total_c, strict=True):
                 a += step
+        if w.evaluated:
+            evaluate(server, *test)
         yield None
 
 

@@ -21,6 +21,7 @@ class Workload:
     batch: int
     method: str = "fedavg"
     lr: float = 0.05
+    evaluated: int = 0  # test samples, after every round
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
@@ -34,28 +35,29 @@ class Workload:
         }[self.name]()
 
     def data(self) -> tuple[Tensor, Tensor]:
-        n, random = self.clients * self.samples, torch.Generator().manual_seed(1)
+        return self._draw(self.clients * self.samples, 1)
+
+    def test(self) -> tuple[Tensor, Tensor]:
+        """What a round is evaluated on; without evaluation, a few samples that nobody looks at."""
+        return self._draw(self.evaluated or 10, 3)
+
+    def _draw(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(seed)
         if self.name == "LSTM":
-            return (
-                torch.randint(80, (n, 80), generator=random),
-                torch.randint(80, (n,), generator=random),
-            )
+            return torch.randint(80, (n, 80), generator=random), torch.randint(80, (n,), generator=random)
         shape = (3, 32, 32) if self.name in ("W3", "W4") else (784,)
-        return (
-            torch.rand(n, *shape, generator=random),
-            torch.randint(10, (n,), generator=random),
-        )
+        return torch.rand(n, *shape, generator=random), torch.randint(10, (n,), generator=random)
 
     def problem(self) -> Any:
         X, Y = self.data()
         net = self.model()
-        return ud.federate((X, Y), (X[:10], Y[:10]), model=net, loss=F.cross_entropy, clients=ud.IID(self.clients))
+        return ud.federate((X, Y), self.test(), model=net, loss=F.cross_entropy, clients=ud.IID(self.clients))
 
     def settings(self) -> dict[str, Any]:
         return {
             "participation": ud.Uniform(self.cohort),
             "local": ud.Local(steps=self.steps, batch=self.batch, lr=self.lr),
-            "evaluate_every": 10**9,
+            "evaluate_every": 1 if self.evaluated else 10**9,
         }
 
 

@@ -159,6 +159,22 @@ def busy() -> str:
     return table(("ms a round, alone to one core busy", *(f"GOMP_SPINCOUNT {s}" for s in settings)), lines)
 
 
+def evaluated() -> str:
+    """Rounds that are evaluated every time, beside those peers whose runners do so."""
+    date, workloads = _files("evaluated")[0]
+    names = list(dict.fromkeys(name for rows in workloads.values() for name in rows))
+    lines = []
+    for name in names:
+        cells = []
+        for rows in workloads.values():
+            ratio = "" if name == OURS else f" ({_ratio(rows[name]['median'] / rows[OURS]['median'])})"
+            cells.append(_milliseconds(rows[name]["median"]) + ratio)
+        version = "" if name in (OURS, *FLOORS) else f" {next(iter(workloads.values()))[name]['version']}"
+        lines.append(("Undrift" if name == OURS else NAMES.get(name, name + version), *cells))
+    heads = (f"{w}<br>{WORKLOADS[w]}" for w in workloads)
+    return table(("ms a round, median", *heads), lines) + f"\nMeasured {date}; {_machine()}.\n"
+
+
 def deployed() -> str:
     """A deployed round on loopback, and the parts of its visits."""
     date, rows = _files("deployed")[0]
@@ -245,6 +261,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole": whole,
     "busy": busy,
     "deployed": deployed,
+    "evaluated": evaluated,
     "kernels": kernels,
     "variants": variants,
     "privacy": privacy,

@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ def main() -> None:
     names = [peer.name for peer in PEERS]
     parser.add_argument("--only", nargs="*", default=[w.name for w in WORKLOADS])
     parser.add_argument("--peers", nargs="*", choices=names, default=names)
+    parser.add_argument("--evaluated", type=int, default=0, help="test samples, after every round of the rows that can")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="a turn, about")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -61,10 +63,12 @@ def main() -> None:
     missing: dict[str, dict[str, str]] = {}
     for w in WORKLOADS:
         if w.name in asked.only:
+            w = replace(w, evaluated=asked.evaluated)
             speeds[w.name], missing[w.name] = measured(w, asked.peers, asked.threads, asked.turns, asked.seconds)
             show(w.name, speeds[w.name])
             # after every workload, since all of them together take long
-            path = written("peers", asked.threads, {"peers": speeds, "missing": missing})
+            kind = "evaluated" if asked.evaluated else "peers"
+            path = written(kind, asked.threads, {kind: speeds, "missing": missing})
             print(f"written to {path}", flush=True)
     overview(speeds, missing)
 

@@ -18,14 +18,15 @@ class Peer:
     module: str  # benchmarks.peers.run_<module> is its runner
     requirements: tuple[str, ...]
     workloads: tuple[str, ...]  # those that it has the method for
+    evaluates: bool = False  # its runner can evaluate after every round
     restless: bool = False  # its processes poll even while it is not their turn
 
 
 DENSE_AND_DEEP = ("W1", "W2", "W3", "W4", "LSTM")
 ALL = ("W1", "W2", "W5", "W3", "W4", "LSTM")
 PEERS = (
-    Peer("fedjax", "fedjax", ("fedjax",), DENSE_AND_DEEP),
-    Peer("pfl", "pfl", ("pfl[pytorch]",), ALL),
+    Peer("fedjax", "fedjax", ("fedjax",), DENSE_AND_DEEP, evaluates=True),
+    Peer("pfl", "pfl", ("pfl[pytorch]",), ALL, evaluates=True),
     Peer("fluke", "fluke", ("fluke-fl",), ALL),
     Peer("FedLab", "fedlab", ("fedlab",), ALL),
     Peer("FLGo", "flgo", ("flgo",), ALL),

@@ -1,7 +1,8 @@
 """Rows that take turns: each a process of its own that holds a whole federation.
 
 One does rounds for a while, says how long each took, and waits for its next turn, so that whatever else the machine does
-falls on all of them alike.  Starting, compiling and the first rounds are not counted.  No row evaluates or records.
+falls on all of them alike.  Starting, compiling and the first rounds are not counted.  No row records, and
+none evaluates but where a workload says how many test samples are evaluated after every round.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ def starts(w: Workload, peers: list[str], restless: bool) -> Starts:
         peer.name: lambda work, peer=peer: Row.of(work, f"run_{peer.module}", interpreter=python(peer))
         for peer in PEERS
         if peer.name in peers and w.name in peer.workloads and peer.restless == restless
+        if peer.evaluates or not w.evaluated
     }
 
 

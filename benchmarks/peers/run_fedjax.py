@@ -7,6 +7,7 @@ It shuffles and repeats a client's data for exactly w.steps batches.  fedjax has
 # ruff: noqa: E402
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.peers.turns import Gate, Work, work
@@ -87,6 +88,7 @@ def main() -> None:
         hk.transform(lambda batch: forward(batch["x"])),
         sample_batch=some[:1].all_examples(),
         train_loss=lambda batch, scores: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], scores),
+        eval_metrics={"loss": fedjax.metrics.CrossEntropyLoss(), "accuracy": fedjax.metrics.Accuracy()},
     )
 
     def loss(params: Any, batch: Any, rng: Any) -> Any:
@@ -102,10 +104,14 @@ def main() -> None:
     state = algorithm.init(model.init(jax.random.PRNGKey(0)))
     sampler = fedjax.client_samplers.UniformGetClientSampler(federated, w.cohort, seed=2)
     a_client = sum(len(batch["y"]) for batch in some.shuffle_repeat_batch(batches))
+    test = fedjax.ClientDataset(clients(replace(w, clients=1, samples=w.evaluated or 10))["0"])
+    batches_of_test = list(fedjax.padded_batch_client_datasets([test], batch_size=2000))
     gate = Gate("fedjax", lambda: a_client * w.cohort)
     while True:
         state, _ = algorithm.apply(state, sampler.sample())
         jax.block_until_ready(state.params)  # JAX returns before it has computed
+        if w.evaluated:
+            {name: float(value) for name, value in fedjax.evaluate_model(model, state.params, batches_of_test).items()}
         if not gate():
             break
 

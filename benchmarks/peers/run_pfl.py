@@ -5,6 +5,7 @@ or gathered.  One local epoch is w.steps batches; the last one of W4 has 52 samp
 """
 # pyright: reportMissingImports=false
 
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -29,12 +30,16 @@ from benchmarks.peers.turns import Gate, Work, work
 
 
 class Turns(TrainingProcessCallback):
-    def __init__(self, gate: Gate):
-        self.gate = gate
+    def __init__(self, gate: Gate, w: Work):
+        self.gate, self.test = gate, None
+        if w.evaluated:
+            self.test = [t[0] for t in shared.data(replace(w, clients=1, samples=w.evaluated))]
 
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
+        if self.test is not None:
+            shared.evaluate(model.pytorch_model, *self.test)
         return not self.gate(), Metrics()
 
 
@@ -84,7 +89,7 @@ def main() -> None:
         backend=SimulatedBackend(federated, val_data=federated, postprocessors=[WeightByUser()]),
         model=net,
         model_train_params=NNTrainHyperParams(local_num_epochs=1, local_learning_rate=w.lr, local_batch_size=w.batch),
-        callbacks=[Turns(gate)],
+        callbacks=[Turns(gate, w)],
         send_metrics_to_platform=False,  # which prints them
     )
 

@@ -83,12 +83,20 @@ def train(net: nn.Module, X: Tensor, Y: Tensor, w: Work) -> int:
     return len(X)
 
 
+@torch.no_grad()
+def evaluate(net: nn.Module, X: Tensor, Y: Tensor) -> tuple[float, float]:
+    """Loss and accuracy."""
+    scores = net.eval()(X)
+    net.train()
+    return float(F.cross_entropy(scores, Y)), float((scores.argmax(1) == Y).float().mean())
+
+
 def counted() -> Callable[[], int]:
-    """Counts from now on the samples that pass through a `Net`; calling the result ends it and tells how many."""
+    """Counts from now on the samples that pass through a `Net` in training; calling the result ends it and tells how many."""
     seen = [0]
 
     def count(module: nn.Module, inputs: Any) -> None:
-        if isinstance(module, Net):
+        if isinstance(module, Net) and module.training:
             seen[0] += len(inputs[0])
 
     hook = register_module_forward_pre_hook(count)

@@ -28,6 +28,7 @@ class Work:
     batch: int
     method: str
     lr: float
+    evaluated: int  # test samples, after every round
     threads: int
 
 
