@@ -54,6 +54,40 @@ def test_convolutions_take_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(problem, workers=3) == EngineChoice("sequential", workers=3)
 
 
+def test_small_steps_have_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = torch.randn(40, 64), torch.arange(40) % 10
+    small, large = (
+        ud.federate((X, Y), model=nn.Linear(64, width), loss=F.cross_entropy, clients=ud.IID(4)) for width in (10, 5000)
+    )
+    assert asked(small) == EngineChoice("batched", 3)  # there is one thread, in tests
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert asked(small) == EngineChoice("batched", 3, threads=1)
+    assert asked(small, engine="sequential") == EngineChoice("sequential", threads=1)
+    assert asked(small, workers=2) == EngineChoice("sequential", workers=2)
+    assert asked(large) == EngineChoice("batched", 3)
+    assert str(asked(small, engine="sequential")) == "clients one after another, one core for each"
+
+
+@pytest.mark.parametrize("engine", ["batched", "sequential"])
+def test_threads_are_those_of_the_choice_during_visits_alone(engine: str) -> None:
+    during: list[int] = []
+
+    def loss(scores: Tensor, target: Tensor) -> Tensor:
+        during.append(torch.get_num_threads())
+        return F.cross_entropy(scores, target)
+
+    X, Y = torch.randn(40, 6), torch.arange(40) % 3
+    problem = ud.federate((X, Y), model=nn.Linear(6, 3), loss=loss, clients=ud.IID(4))
+    torch.set_num_threads(3)
+    settings: dict[str, Any] = {"rounds": 2, "local": ud.Local(steps=2, batch=4, lr=0.1), "metrics": ()}
+    result = ud.run(ud.FedAvg(), problem, engine=EngineChoice(engine, threads=2), **settings)
+    assert torch.get_num_threads() == 3
+    assert during and set(during[-8:]) == {2}
+    torch.set_num_threads(1)
+    again = ud.run(ud.FedAvg(), problem, engine=EngineChoice(engine, threads=1), **settings)
+    assert torch.allclose(result.x, again.x)
+
+
 def test_memory_too_small_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "free_bytes", lambda device: 2000)
     with pytest.raises(ud.InvalidInput, match=r"one client needs about .* MiB: 8 vectors of 57"):
@@ -91,7 +125,9 @@ def test_long_runs_of_convolutions_are_compiled(monkeypatch: pytest.MonkeyPatch)
     assert long == EngineChoice("compiled", workers=2, since=2)
     assert str(long) == "clients one after another, 2 side by side, compiled from round 2 on"
     assert choose_engine(problem, rounds=1, engine="compiled", **usual) == EngineChoice("compiled", workers=2)
-    assert choose_engine(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice("compiled", 3)
+    assert choose_engine(problem, rounds=1, engine="compiled", chunk=3, **usual) == EngineChoice(
+        "compiled", 3, threads=1
+    )
     own = choose_engine(problem, rounds=1, engine="compiled", workers=3, **usual)
     assert own == EngineChoice("compiled", workers=3)
     assert choose_engine(problem, rounds=10_000, workers=3, **usual) == EngineChoice("compiled", 1, 3, since=2)
@@ -119,6 +155,10 @@ def test_recurrent_layers_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 def test_workers_need_chunks_of_one() -> None:
     with pytest.raises(ud.InvalidInput, match="'compiled' with chunk=1"):
         EngineChoice("compiled", 2, workers=2)
+    with pytest.raises(ud.InvalidInput, match="workers have one thread each"):
+        EngineChoice("sequential", workers=2, threads=1)
+    with pytest.raises(ud.InvalidInput, match="workers on Ray have one thread each"):
+        EngineChoice("ray", threads=1)
 
 
 def test_on_ray_each_worker_takes_one_client_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def engine_from_dict(given: Any) -> str | EngineChoice:
     """An engine by name, or with settings, as "auto" was resolved to in an earlier run.
 
     >>> engine_from_dict({"name": "auto", "workers": 2})
-    EngineChoice(engine='sequential', chunk=1, workers=2, since=1, shards=None, inside=None)
+    EngineChoice(engine='sequential', chunk=1, workers=2, since=1, shards=None, inside=None, threads=None)
     """
     if isinstance(given, EngineChoice):
         return given

@@ -199,7 +199,7 @@ def _with_workers(engine: str | EngineChoice, workers: int) -> EngineChoice:
             "%d shards for %d workers in place of %d: sums are rounded otherwise from here on", workers, workers, shards
         )
         shards = workers
-    return replace(engine, workers=workers, shards=shards)
+    return replace(engine, workers=workers, shards=shards, threads=None)
 
 
 def members(directory: RunDirectory) -> list[Path]:

@@ -33,6 +33,9 @@ COMPILING_SECONDS = 5.0
 # What compiling saves of a round, as a part of the time that its gradients take: in chunks, and of one client.
 SAVED, SAVED_ONE_BY_ONE = 0.55, 0.1
 MOST_WORKERS = 4096
+# Steps of fewer operations have one thread: a second brings less than the machine's noise, and makes every step wait for it
+# where other processes take its core (python -m benchmarks.busy).
+SMALL_STEP = 3e6
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,10 @@ class EngineChoice:
     since     the first round that is compiled; those before it are batched, or sequential in chunks of one
     shards    ray: in so many parts the clients of an exchange are added up; any number of workers gives the same bits
     inside    ray: the engine of each worker
+    threads   of clients' computations; None: as many as torch has.  Workers have one each
 
     >>> EngineChoice(**EngineChoice("batched", chunk=10).json())
-    EngineChoice(engine='batched', chunk=10, workers=None, since=1, shards=None, inside=None)
+    EngineChoice(engine='batched', chunk=10, workers=None, since=1, shards=None, inside=None, threads=None)
     """
 
     engine: str
@@ -57,6 +61,7 @@ class EngineChoice:
     since: int = hyper(default=1, within="[1, inf)")
     shards: int | None = hyper(default=None, within=f"[1, {16 * MOST_WORKERS}]")
     inside: str | None = None
+    threads: int | None = hyper(default=None, within=f"[1, {MOST_WORKERS}]")
 
     def __post_init__(self) -> None:
         if self.engine not in (*ENGINES, "ray"):
@@ -69,12 +74,16 @@ class EngineChoice:
                 f"workers compute clients side by side in engine 'sequential', or 'compiled' with chunk=1; "
                 f"'{self.engine}' computes chunks of them together on all cores: leave workers out"
             )
+        if self.workers is not None and self.threads is not None:
+            raise InvalidInput("workers have one thread each: leave threads out")
         if self.shards is not None or self.inside is not None:
             raise InvalidInput(f"shards and inside are for engine 'ray', not '{self.engine}'")
 
     def _check_ray(self) -> None:
         if self.inside is not None and self.inside not in ENGINES:
             raise unknown("engine inside a worker:", str(self.inside), ENGINES)
+        if self.threads is not None:
+            raise InvalidInput("workers on Ray have one thread each: leave threads out")
         if self.workers and self.shards and self.workers > self.shards:
             raise InvalidInput(
                 f"{self.workers} workers have nothing to do but {self.shards} shards: use as many shards, or fewer workers"
@@ -94,7 +103,7 @@ class EngineChoice:
         """What visits clients: inside each worker on Ray, else the choice itself."""
         if self.engine != "ray":
             return self
-        return EngineChoice(self.inside or "sequential", self.chunk, since=self.since)
+        return EngineChoice(self.inside or "sequential", self.chunk, since=self.since)  # a worker has one core
 
     def uncompiled(self) -> "EngineChoice":
         """The same without a compiler."""
@@ -114,7 +123,8 @@ class EngineChoice:
         from_round = f" from round {self.since} on" if self.since > 1 else ""
         how = f", compiled{from_round}" if self.engine == "compiled" else ""
         if self.one_by_one:
-            side = f"{self.workers} side by side" if self.workers else "all cores for each"
+            cores = {None: "all cores", 1: "one core"}.get(self.threads, f"{self.threads} cores")
+            side = f"{self.workers} side by side" if self.workers else f"{cores} for each"
             return f"clients one after another, {side}{how}"
         return f"clients in chunks of {self.chunk}{how or ', batched'}"
 
@@ -138,8 +148,9 @@ def choose_engine(
 
     >>> import undrift as ud
     >>> problem = ud.Quadratic(torch.ones(4, 1, 1), torch.ones(4, 1))
-    >>> choose_engine(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
-    EngineChoice(engine='batched', chunk=3, workers=None, since=1, shards=None, inside=None)
+    >>> choice = choose_engine(problem, rounds=5, participation=ud.Uniform(3), local=ud.Local(steps=2))
+    >>> choice.engine, choice.chunk
+    ('batched', 3)
     """
     if isinstance(engine, EngineChoice):
         check_possible(engine.engine, problem)
@@ -158,13 +169,16 @@ def choose_engine(
             raise InvalidInput(f"workers cannot compute this problem side by side: {apart}")
         if engine != "sequential" and workers is None and not apart and torch.get_num_threads() > 1:
             workers = torch.get_num_threads()
-        choice = EngineChoice(name, workers=workers)
-        compiled = EngineChoice("compiled", workers=workers, since=2)
+        threads = threads_for(problem, 1, local) if workers is None else None
+        choice = EngineChoice(name, workers=workers, threads=threads)
+        compiled = EngineChoice("compiled", workers=workers, since=2, threads=threads)
         if prefers != "sequential":  # one by one by request: what auto would compile are chunks
             return checked_for_torch(choice)
     else:
         chunk = chunk or min(most, concurrency or cohort_size(problem, participation))
-        choice, compiled = EngineChoice(name, chunk), EngineChoice("compiled", chunk, since=2)
+        threads = threads_for(problem, chunk, local)
+        choice = EngineChoice(name, chunk, threads=threads)
+        compiled = EngineChoice("compiled", chunk, since=2, threads=threads)
     if engine == "auto" and _repays(compiled, problem, rounds, participation, local):
         return compiled
     return checked_for_torch(choice)
@@ -315,5 +329,15 @@ def worth_compiling(seconds: float, one_by_one: bool) -> bool:
 
 def step_seconds(problem: Problem, clients: int, local: Local) -> float:
     """How long a gradient of so many clients takes uncompiled, estimated from its operations."""
-    flops = problem.step_flops(local.batch) if isinstance(problem, Sized) else 6.0 * problem.x0.numel()
-    return STEP_SECONDS + clients * flops / (FLOPS_PER_CORE * torch.get_num_threads())
+    threads = threads_for(problem, clients, local) or torch.get_num_threads()
+    return STEP_SECONDS + clients * _step_flops(problem, local) / (FLOPS_PER_CORE * threads)
+
+
+def threads_for(problem: Problem, clients: int, local: Local) -> int | None:
+    """Of a step of so many clients: one for little work; None means all there are."""
+    small = clients * _step_flops(problem, local) < SMALL_STEP and problem.x0.device.type == "cpu"
+    return 1 if small and torch.get_num_threads() > 1 else None
+
+
+def _step_flops(problem: Problem, local: Local) -> float:
+    return problem.step_flops(local.batch) if isinstance(problem, Sized) else 6.0 * problem.x0.numel()
