@@ -211,6 +211,14 @@ def test_targets_to_be_ignored_do_not_count() -> None:
     assert found["loss"] == pytest.approx(float(F.cross_entropy(net(X), targets).detach()))
 
 
+def test_negative_whole_numbers_count_where_they_are_no_classes() -> None:
+    targets = torch.where(torch.arange(101) < 60, 1, -1)  # the last batches are of -1 alone
+    loss = lambda out, target: F.softplus(-target * out.squeeze(1)).mean()
+    problem = ud.federate((X, targets), model=nn.Linear(6, 1).double(), loss=loss, clients=ud.IID(4))
+    expected = loss(problem.module(problem.x0)(X), targets)
+    assert problem.evaluate(problem.x0)["loss"] == pytest.approx(float(expected.detach()), rel=1e-12)
+
+
 def test_a_test_set_of_ones_own_has_no_natural_clients() -> None:
     who = torch.arange(101) % 5
     names = tuple("abcde")

@@ -20,7 +20,7 @@ from undrift.compiler.inductor import eliminate_common_subexpressions
 aten = torch.ops.aten
 
 CALLS = 100  # of one form before it is captured, which takes about as long as they would save
-FORMS = 64  # that are captured, at most
+FORMS, MOST_FORMS = 64, 10_000  # that are captured, that are counted, at most
 CHANGED = (
     "the model or its loss gives another result than it gave earlier in this process for the same input: its Python code must "
     "not change between rounds (an attribute that is set, a counter); put what changes into the data, or use engine='sequential'"
@@ -31,19 +31,21 @@ SAME_IF_ALIKE = (aten.view.default, aten._unsafe_view.default, aten.expand.defau
 class Captured:
     """A function of trees of tensors; arguments of a form that comes again and again are computed without the function itself.
 
-    What depends on values, and what does not come out the same to the bit, is left to the function.  Calls number 200, 400,
+    What the function holds besides its arguments (`held`) is part of the form.  What depends on values, and what does not come out the same to the bit, is left to the function.  Calls number 200, 400,
     800, ... of a form are held against the function again: a loss whose Python changes during a run is an error, not a
     wrong result.
     """
 
-    def __init__(self, function: Callable[..., Tensor]):
-        self.function = function
+    def __init__(self, function: Callable[..., Tensor], held: Callable[[], Hashable] = tuple):
+        self.function, self.held = function, held
         self.calls: Counter[Hashable] = Counter()
         self.captured: dict[Hashable, Callable[..., Tensor] | None] = {}
 
     def __call__(self, *given: Any) -> Tensor:
         values, structure = tree_flatten(given)
-        form = structure, tuple(_form(x) for x in values)
+        form = self.held(), structure, tuple(_form(x) for x in values)
+        if len(self.calls) > MOST_FORMS:  # as there are if what is held changes all the time
+            self.calls.clear()
         found = self.captured.get(form)
         self.calls[form] += 1
         if found is not None:
@@ -59,7 +61,7 @@ class Captured:
         return result
 
     def __reduce__(self) -> Any:
-        return Captured, (self.function,)  # another process captures for itself
+        return Captured, (self.function, self.held)  # another process captures for itself
 
 
 def _is_checked(calls: int) -> bool:

@@ -13,7 +13,7 @@ from undrift.compiler.kernels.dense import fast_layers
 from undrift.core.errors import unknown
 from undrift.data.assignment import group_by_client
 from undrift.data.trees import Tree, leaves, sample_count, take
-from undrift.problems.tasks import LOWER, TASK_METRICS, Accumulator
+from undrift.problems.tasks import LOWER, TASK_METRICS, Accumulator, Task
 
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
@@ -23,6 +23,7 @@ PREPARED_BYTES = 2**27  # of a test set whose model inputs are kept
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
 OF_MODEL = ("test", "train", "clients", "gradient")
 MODEL_METRICS = (*OF_MODEL, *TASK_METRICS)
+IGNORED = -100  # what torch's losses leave out
 NAMED = 50  # clients that have lines of their own, at most
 
 
@@ -98,7 +99,7 @@ def quality(
         for (x, X, Y), client in zip(models, whose or repeat(None), strict=whose is not None):
             with problem.statistics(x, client):
                 for inputs, target in batches(problem, X, Y):
-                    n = _counted(target)
+                    n = _counted(problem.task, target)
                     if n == 0:
                         continue
                     output = problem.flat(x, inputs)
@@ -107,10 +108,12 @@ def quality(
     return {"loss": total / max(weight, 1), **tally.result()}
 
 
-def _counted(target: Tree) -> int:
-    """How many targets a batch has; negative integers are targets to be ignored."""
+def _counted(task: Task | None, target: Tree) -> int:
+    """How many targets a batch has, without those that a loss ignores: no class is negative, and -100 is no target anywhere."""
     one = leaves(target)[0]
-    return len(one) if one.is_floating_point() else int((one >= 0).sum())
+    if one.is_floating_point() or (task is not None and task.name != "multi-class"):
+        return len(one)
+    return int((one >= 0 if task is not None else one != IGNORED).sum())
 
 
 def samples_by_client(problem: "ModelProblem") -> dict[int, tuple[Tree, Tree]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from fnmatch import fnmatchcase
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -56,6 +57,12 @@ class FlatModel:
         self.x0 = torch.cat([p.detach().flatten() for n, p in named if n not in own])
         self.local_names = [n for n in self.names if n in own]
         self.local_x0 = torch.cat([p.detach().flatten() for n, p in named if n in own]) if own else None
+
+    @cached_property
+    def own_modules(self) -> list[nn.Module]:
+        """Those whose classes are the user's, and whose code may set attributes."""
+        known = ("torch", "undrift")
+        return [each for each in self.template.modules() if type(each).__module__.split(".")[0] not in known]
 
     def parameters(self, y: Tensor) -> dict[str, Tensor]:
         """The vector as named parameters: views, no copies.

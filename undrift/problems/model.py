@@ -1,6 +1,6 @@
 """A torch model on data that are spread over clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -15,6 +15,8 @@ from torch.func import grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.compiler.capture import Captured
+from undrift.compiler.constants import plain_values, values_held
+from undrift.compiler.verify import random_like, scale_of
 from undrift.core.errors import first_line
 from undrift.core.rng import Key
 from undrift.data.assignment import ClientIndices
@@ -33,6 +35,7 @@ from undrift.problems.heterogeneity import (
 from undrift.problems.minibatches import Minibatches, Source, draw_minibatches, sources
 
 Loss = Callable[[Any, Any], Tensor]
+MOST_TARGETS, LOOKED_AT = 256, 2**22  # that a loss is tried on; numbers among which they are looked for
 Prepare = Callable[[Any], Any]
 
 
@@ -62,7 +65,7 @@ class ModelProblem:
         self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
         self.index = torch.as_tensor(parts.index)
         self.x0, self.local_x0 = flat.x0, flat.local_x0
-        self.captured = Captured(self._gradients)
+        self.captured = Captured(self._gradients, self.values_held)
         self.hidden_randomness = check_model_fits_data(self)
         self.task, self.gives_tensors = find_task(self, task)
 
@@ -158,18 +161,22 @@ class ModelProblem:
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
         """Without dropout or augmentation: the gradient of the objective itself.
 
-        Of a client with more than EVALUATION_BATCH samples it is put together from parts, which takes the loss to be a
-        mean over samples.
+        Of a client with more than EVALUATION_BATCH samples it is put together from parts, if the loss is a mean over samples.
         """
         rows = y.unsqueeze(0) if y.dim() == 1 else y
         found = []
         for row, i in zip(rows, clients, strict=True):
             mine, total = self.samples(i), torch.zeros_like(row)
-            for some in in_batches(len(mine)):
+            for some in self.gradient_parts(len(mine)):
                 part = self.gradient(row, *self.batch(mine[some]), torch.tensor(0), training=False)
                 total += part * (len(mine[some]) / len(mine))
             found.append(total)
         return found[0] if y.dim() == 1 else torch.stack(found)
+
+    def gradient_parts(self, n: int) -> list[slice]:
+        """How the full gradient of n samples is put together: all at once if few, or if the loss is no mean over them."""
+        at_once = n <= EVALUATION_BATCH or self._not_a_mean is not None
+        return [slice(0, n)] if at_once else in_batches(n)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -225,11 +232,11 @@ class ModelProblem:
 
     @cached_property
     def _forward_flops(self) -> float:
-        """Of one sample: counted once, on one sample; at least those of a dense model of this size."""
+        """Of one sample: counted once, on two, since some layers need several; at least those of a dense model of this size."""
         self.flat.template.eval()
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            self.flat(self.x0, self.prepared(take(self.X, slice(1))))
-        return float(max(counter.get_total_flops(), 2 * self.x0.numel()))
+            self.flat(self.x0, self.prepared(take(self.X, torch.zeros(2, dtype=torch.int64))))
+        return float(max(counter.get_total_flops() / 2, 2 * self.x0.numel()))
 
     @cached_property
     def not_batched(self) -> str | None:
@@ -246,6 +253,10 @@ class ModelProblem:
         return None
 
     # what the compiled engine asks
+
+    def values_held(self) -> Hashable:
+        """What loss, model and `prepare` read besides their arguments, which may be set between rounds."""
+        return values_held(self.loss), values_held(self.prepare), plain_values(self.flat.own_modules)
 
     @property
     def pieces(self) -> list[int]:
@@ -307,19 +318,20 @@ class ModelProblem:
         """Why the loss of a short minibatch cannot be found in a full one, if it cannot."""
         if any(not Y.is_floating_point() and bool((Y < 0).any()) for Y in leaves(self.Y)):
             return "some targets are negative, which a loss may ignore, and minibatches are of unequal size"
-        some = torch.arange(4).remainder(sample_count(self.X)).unsqueeze(0)
+        some = _of_every_target(leaves(self.Y)[0]).unsqueeze(0)  # a loss may weigh targets
+        n = some.shape[1] - 1
         seed = torch.zeros(1, dtype=torch.int64) if self.flat.dropouts else None
-        shares = torch.tensor([[1, 1, 1, 0]], dtype=self.x0.dtype) / 3
-        y = self.x0.unsqueeze(0)
+        shares = torch.cat([torch.ones(1, n), torch.zeros(1, 1)], 1).to(self.x0) / n
+        y = random_like(self.x0, scale_of(self.x0), torch.Generator().manual_seed(0)).unsqueeze(0)
         try:
             padded = self.grad_of(y, self.resident(), (some, shares, seed, None))
         except Exception as error:  # outputs that are no tensors of a row a sample, and what else torch cannot batch
             return (
                 f"the loss of single samples cannot be found ({first_line(error)}), and minibatches are of unequal size"
             )
-        short = self._gradients(y, *self.batch(some[:, :3]), seed)
+        short = self._gradients(y, *self.batch(some[:, :n]), seed)
         off = float((padded - short).norm() / short.norm().clamp(min=1e-12))
-        if off > 1e3 * torch.finfo(self.x0.dtype).eps:
+        if not off <= 1e3 * torch.finfo(self.x0.dtype).eps:  # nor if it is not a number
             return "the loss of a minibatch is no mean over its samples, and minibatches are of unequal size"
         return None
 
@@ -333,7 +345,7 @@ class ModelProblem:
         """The same problem with a model of its own, for another thread."""
         other = copy(self)
         other.flat = deepcopy(self.flat)
-        other.captured = Captured(other._gradients)
+        other.captured = Captured(other._gradients, other.values_held)
         return other
 
     def module(self, x: Tensor, client: int | None = None) -> nn.Module:
@@ -435,3 +447,15 @@ class ModelProblem:
 
     def mean_loss(self, y: Tensor, X: Tree, Y: Tree, seed: Tensor | None = None) -> Tensor:
         return self.loss(self.flat(y, X, seed), Y)
+
+
+def _of_every_target(Y: Tensor) -> Tensor:
+    """Numbers of samples that have all the targets there are, or many from the lowest to the highest; the last comes twice."""
+    looked_at = torch.arange(0, len(Y), 1 + Y.numel() // LOOKED_AT)
+    targets = Y[looked_at].flatten(1).double().cpu() if Y.dim() > 1 else Y[looked_at].unsqueeze(1).double().cpu()
+    values, places = targets.flatten().unique(return_inverse=True)
+    whose = looked_at.repeat_interleave(targets.shape[1])
+    first = torch.full((len(values),), len(Y)).scatter_reduce(0, places, whose, "amin")
+    spread = torch.linspace(0, len(values) - 1, min(len(values), MOST_TARGETS)).long()
+    found = torch.cat([torch.arange(min(3, len(Y))), first[spread].unique()])
+    return torch.cat([found, found[-1:]])

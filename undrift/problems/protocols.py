@@ -1,6 +1,6 @@
 """What is asked of a problem: `Problem` always, and small protocols for what only some engines ask."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -92,6 +92,15 @@ class Traceable(Protocol):
 
     def grad_of(self, y: Tensor, resident: Sequence[Tensor], minibatch: StepInput) -> Tensor:
         """The gradient `[S, D]` as a function of these tensors."""
+        ...
+
+
+@runtime_checkable
+class HoldsValues(Protocol):
+    """Has code whose values may be set between rounds: a program is right for those that it was made with."""
+
+    def values_held(self) -> Hashable:
+        """Equal as long as none of them has changed."""
         ...
 
 

@@ -12,6 +12,7 @@ import undrift as ud
 from tests.support.compiled import Careful, ragged
 from tests.support.toy_problem import gap, path
 from undrift.compiler import inductor
+from undrift.problems import evaluation, model
 from undrift.simulation.engines import choice as choices
 from undrift.simulation.engines.choice import EngineChoice, choose_engine
 
@@ -131,6 +132,33 @@ def test_losses_that_are_no_mean_are_not_padded(interpreted: None, refusals: Any
     ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
     assert gap(ours, path(ud.FedAvg(), problem, **settings)) < 1e-9
     assert len(refusals()) == 1 and "no mean over its samples" in refusals()[0]
+
+
+def test_a_loss_that_weighs_classes_is_no_mean(interpreted: None, refusals: Any) -> None:
+    """Of the first samples all are of one class, for which it is a mean; so are the first cohort's minibatches."""
+    torch.manual_seed(0)
+    X, Y = torch.randn(40, 5).double(), torch.tensor([0] * 20 + [0, 1] * 10)
+    loss = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0]).double())
+    net, clients = nn.Linear(5, 2).double(), [range(0, 10), range(10, 20), range(20, 30), range(30, 40)]
+    problem = ud.federate((X, Y), model=net, loss=loss, clients=clients)
+    settings: dict[str, Any] = {
+        "rounds": 4, "participation": ud.Fixed([[0, 1], [2, 3]] * 2), "local": ud.Local(epochs=1, batch=4, lr=0.1)
+    }  # fmt: skip
+    ours = path(ud.FedAvg(), problem, engine="compiled", **settings)
+    assert gap(ours, path(ud.FedAvg(), problem, engine="sequential", **settings)) < 1e-9
+    assert "no mean over its samples" in refusals()[0]
+
+
+def test_the_full_gradient_of_many_samples_is_that_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "EVALUATION_BATCH", 8)
+    monkeypatch.setattr(model, "EVALUATION_BATCH", 8)
+    torch.manual_seed(0)
+    X, Y = torch.randn(40, 5).double(), torch.arange(40) // 30
+    for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.tensor([1.0, 5.0]).double())):
+        problem = ud.federate((X, Y), model=nn.Linear(5, 2).double(), loss=loss, clients=ud.IID(1))
+        x = problem.x0.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(problem.flat(x, X), Y), x)
+        assert torch.allclose(problem.full_grad(problem.x0, [0]), expected, rtol=1e-12)
 
 
 def test_ignored_targets_are_not_padded(interpreted: None, refusals: Any) -> None:

@@ -4,7 +4,7 @@ Rows are ordered by seed, client and run: the `width` runs of a seed have the sa
 gathered once and multiplied with the models of all of them at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any
@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.rng import Key
 from undrift.data.trees import equal, sample_count
-from undrift.problems.evaluation import evaluate_each, in_batches
+from undrift.problems.evaluation import evaluate_each
 from undrift.problems.minibatches import Minibatches, Source, draw_minibatches, sources
 from undrift.problems.model import ModelProblem
 
@@ -86,7 +86,7 @@ class StackedProblem:
         for number, (s, i) in enumerate(rows[:: self.width]):
             mine = self.problems[s].samples(i)
             here = slice(number * self.width, (number + 1) * self.width)
-            for some in in_batches(len(mine)):
+            for some in first.gradient_parts(len(mine)):
                 found[here] += of_all(y[here], *first.batch(mine[some])) * (len(mine[some]) / len(mine))
         return found
 
@@ -112,6 +112,9 @@ class StackedProblem:
         of_runs = vmap(grad(loss), in_dims=(0, *[None] * (len(given) - 1)))
         each = tuple(None if x is None else 0 for x in given)
         return vmap(of_runs, in_dims=each)(*given).flatten(0, 1)
+
+    def values_held(self) -> Hashable:
+        return self.first.values_held()
 
     def not_compiled(self, minibatch: Sequence[Tensor | None]) -> str | None:
         return self.first.not_compiled(minibatch)

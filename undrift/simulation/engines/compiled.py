@@ -8,7 +8,7 @@ the batched engine, or one by one the sequential engine, computes it, after one 
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import partial
 from threading import Lock
@@ -25,6 +25,7 @@ from undrift.core.errors import first_line
 from undrift.core.records import map_tensors, rebuild, tensors
 from undrift.core.work import Work
 from undrift.problems.model import ModelProblem
+from undrift.problems.protocols import HoldsValues
 from undrift.simulation.aggregation import ClientResults
 from undrift.simulation.engines.batched import chunks, visit_chunk
 from undrift.simulation.engines.request import Engine, Request, ResultStream
@@ -35,6 +36,8 @@ from undrift.simulation.engines.tracing import TracedVisit, VisitSpec, add_rows,
 log = logging.getLogger("undrift")
 
 T = TypeVar("T")
+
+FEW = 10  # visits with the same values of the problem's code, which are not worth compiling for
 
 # One program is built at a time, whoever needs it: torch's configuration meanwhile is that of the whole process.
 BUILDING = Lock()
@@ -87,7 +90,9 @@ class Programs:
         self.specs: dict[Any, VisitSpec | CannotCompile] = {}
         self.visits: dict[Any, tuple[CompiledVisit, Any, Any] | CannotCompile] = {}
         self.noted: set[str] = set()
-        self.traceable = False
+        self.traceable = self.holds_values = False
+        self.held: Hashable = None  # values of the problem's code, at the last visit
+        self.visits_with, self.hasty = 0, 0  # these values; how often they changed after a few visits
 
     def visit_rows(
         self, request: Request, ids: Sequence[int], rows: Sequence[int], state: Any, problem: Any
@@ -132,9 +137,13 @@ class Programs:
         try:
             if not self.traceable:  # once, since it takes as long as a small step
                 check_traceable(work.problem)
+                self.holds_values = isinstance(work.problem, HoldsValues)
                 self.traceable = True
+            problem: Any = work.problem
+            held = problem.values_held() if self.holds_values else None
+            self._check_settled(held)
             visit = TracedVisit(algorithm, down, client, work, weights)
-            structure = visit.structure
+            structure = visit.structure, held
         except CannotCompile as why:
             return self._note(why)
         with BUILDING:
@@ -151,6 +160,19 @@ class Programs:
             return self._note(built)
         program, up, kept = built
         return run_program(program, visit, spec, up, kept)
+
+    def _check_settled(self, held: Hashable) -> None:
+        """Raise CannotCompile while the values that the problem's code holds change all the time: each needs programs."""
+        self.visits_with += 1
+        if held == self.held:
+            return
+        self.hasty += self.held is not None and self.visits_with <= FEW
+        self.held, self.visits_with = held, 0
+        if self.hasty > 1:
+            raise CannotCompile(
+                "the loss, the model or what prepares samples holds values that change during the run; as an input, a target "
+                "or a schedule of the method they would be compiled"
+            )
 
     def _note(self, why: CannotCompile) -> None:
         """Report once that something is not compiled."""
