@@ -1,9 +1,8 @@
 """Progress: bars on a terminal, plain lines elsewhere, nothing if so wished."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -110,7 +109,7 @@ def show_updates(
     """Show updates of so many runs as they come, so many at a time; returns what failed, by run."""
     forecast = Forecast(runs, max(1, min(jobs, runs)), monotonic())
     if quiet:
-        display = _silent()
+        display = nullcontext(lambda name, run, update: None)
     elif sys.stderr.isatty():
         display = _bars(experiment, forecast)
     else:
@@ -130,11 +129,6 @@ def _name(run: Path, path: Path, experiment: Experiment) -> str:
     if run == path:
         return experiment.labels[0]
     return f"{run.parent.name}, seed {run.name.removeprefix('seed-')}"
-
-
-@contextmanager
-def _silent() -> Iterator[Say]:
-    yield lambda name, run, update: None
 
 
 @contextmanager
@@ -186,10 +180,3 @@ def _bars(experiment: Experiment, forecast: Forecast) -> Iterator[Say]:
 
 def _clock(seconds: float | None) -> str:
     return "" if seconds is None else f"{format_seconds(round(seconds))} left"
-
-
-def set_verbosity(verbose: bool) -> None:
-    """Log to stderr, more or less."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")
-    logging.getLogger("undrift").setLevel(level)

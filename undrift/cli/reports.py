@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 import typer
 
 from undrift.cli import options as o
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console
 from undrift.core.errors import InvalidInput, speaking
 from undrift.experiments.report.format import printable
 from undrift.experiments.runs.directory import free_path

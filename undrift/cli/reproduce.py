@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -13,7 +14,7 @@ import typer
 from undrift.cli import options as o
 from undrift.cli.runs import execute, resume
 from undrift.cli.sweeps import run_and_report
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.config.parts import load_cached
@@ -46,8 +47,9 @@ from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.spaces import space_of
 from undrift.experiments.sweeps.sweeping import BEST
 
-CLAIMS = "claims.json"
-NUMBERS = "numbers.json"
+CLAIMS, NUMBERS = "claims.json", "numbers.json"
+# What must not change of an experiment between a run and its resumption.
+KEPT = ("rounds", "seeds", "methods", "local", "data", "clients", "model", "population", "server")
 
 
 def reproduce(
@@ -239,26 +241,11 @@ def _run_or_resume(name: str, experiment: Experiment, out: Path, jobs: int | Non
     if not place.exists():
         execute(experiment, name, place, jobs, quiet=quiet)
         return place
-    known = _list_settings(RunDirectory(place).experiment())
-    for part, value in _list_settings(experiment).items():
-        if known[part] != value:
+    parts = attrgetter(*KEPT)
+    for part, known, now in zip(KEPT, parts(RunDirectory(place).experiment()), parts(experiment), strict=True):
+        if known != now:
             raise InvalidInput(
                 f"{place} holds runs with other {part} than the recipe now has: --out chooses another place"
             )
     resume(place, jobs=jobs, quiet=quiet)
     return place
-
-
-def _list_settings(experiment: Experiment) -> dict[str, object]:
-    """What must not change between a run and its resumption."""
-    return {
-        "rounds": experiment.rounds,
-        "seeds": experiment.seeds,
-        "methods": experiment.methods,
-        "local": experiment.local,
-        "data": experiment.data,
-        "clients": experiment.clients,
-        "model": experiment.model,
-        "population": experiment.population,
-        "server": experiment.server,
-    }

@@ -61,12 +61,9 @@ def _load_template() -> Any:
     from jinja2 import Environment, StrictUndefined  # here, because only pages need it
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"count": "{:,}".format, "keep_units": keep_units}
-    environment.filters |= {"settings_line": _write_settings}
-    environment.globals |= {"spell": spell}
-    environment.globals |= {"spans": _group_spans, "largest": _largest_value}
-    environment.globals |= {"write_remarks": write_remarks}
-    environment.globals |= {"write_last": write_last, "seconds_shown": f"{SECONDS:g}"}
+    environment.filters |= {"count": "{:,}".format, "keep_units": keep_units, "settings_line": _write_settings}
+    environment.globals |= {"spell": spell, "write_remarks": write_remarks, "write_last": write_last}
+    environment.globals |= {"spans": _group_spans, "largest": _largest_value, "seconds_shown": f"{SECONDS:g}"}
     return environment.from_string(_read("page.html"))
 
 
