@@ -356,14 +356,17 @@ def holds(path: Path, mark: Mapping[str, int]) -> bool:
 
 def read_checked(path: Path, mark: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
     """The lines of a file that has a copy, and that was marked when it was finished; Damaged if neither can be trusted."""
-    copied = copied_lines(path)  # first: the file itself is never behind
-    lines = whole_lines(path)
-    differs = not holds(path, mark) if mark else copied is not None and lines[: len(copied)] != copied
-    if differs:
-        if copied is None or (mark and mark_of_bytes(b"".join(copied)) != mark):
+    if mark:
+        content = marked(path, mark)
+        if content is None:
             raise Damaged(f"{path} is damaged, and so is its copy: `undrift verify {path.parent}` says what is sound")
-        log.warning("%s is damaged: its copy is used", path)
-        lines = copied if mark else [*copied, *lines[len(copied) :]]
+        lines = content.splitlines()
+    else:
+        copied = copied_lines(path) or []  # first: the file itself is never behind
+        lines = whole_lines(path)
+        if lines[: len(copied)] != copied:
+            log.warning("%s is damaged: its copy is used", path)
+            lines = [*copied, *lines[len(copied) :]]
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:
