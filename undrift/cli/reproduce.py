@@ -17,6 +17,7 @@ from undrift.cli.sweeps import run_and_report
 from undrift.cli.terminal import make_console
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
+from undrift.experiments.config.federation import data_of
 from undrift.experiments.config.parts import load_cached
 from undrift.experiments.recipes.claims import Measurements, check_claims
 from undrift.experiments.recipes.page import (
@@ -40,6 +41,8 @@ from undrift.experiments.recipes.recipe import (
     settings_digest,
 )
 from undrift.experiments.recipes.results import check_current, outdated, read_results, record_results
+from undrift.experiments.report import write_report
+from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.tables import make_table
 from undrift.experiments.runs.directory import RunDirectory
 from undrift.experiments.runs.files import read_json, write_aside, write_json
@@ -103,8 +106,7 @@ def check_data(folder: Path, recipe: Recipe, quick: bool) -> None:
         load_cached(name, ())
     for part in (*recipe.search, *recipe.run):
         if part.experiment is not None:
-            data = read(folder / part.experiment, quick_settings(recipe, quick)).data
-            load_cached(data.name, tuple(data.parameters.items()))
+            data_of(read(folder / part.experiment, quick_settings(recipe, quick)))
 
 
 def quick_settings(recipe: Recipe, quick: bool) -> list[str]:
@@ -132,9 +134,6 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
         again = f"undrift reproduce {shlex.quote(str(folder))} --out {shlex.quote(str(out))}"
         print(f"undrift: `{again}` resumes the recipe", file=sys.stderr)
         raise
-    from undrift.experiments.report import write_report  # slow to import
-    from undrift.experiments.report.load import load_runs
-
     records = {name: load_runs([place]) for name, place in places.items()}
     methods = {f"{name}/{m.label}": m for name, each in records.items() for m in each.methods}
     by_seed = {
@@ -200,8 +199,6 @@ def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool, setti
     experiment = read(folder / search.experiment, changes)
     if search.methods is not None:
         experiment = experiment.only(search.methods)
-    if experiment.threads is None:
-        experiment = experiment.model_copy(update={"threads": 1})
     is_file = search.space.endswith(".toml")
     space = space_of(str(folder / search.space) if is_file else search.space)
     trials = 1 if settings else search.trials

@@ -10,6 +10,7 @@ import typer
 
 from undrift.cli import options as o
 from undrift.cli.choose import work_and_answer
+from undrift.cli.dry import describe_work, show_plan
 from undrift.cli.progress import show_updates
 from undrift.cli.reports import report_on
 from undrift.cli.sweeps import run_and_report
@@ -120,8 +121,6 @@ def execute(
     set_verbosity(verbose)
     experiment = with_threads(experiment, jobs)
     if dry:
-        from undrift.cli.dry import show_plan  # slow to import
-
         return show_plan(experiment, _jobs(experiment, jobs))
     at_a_time, cores = _jobs(experiment, jobs), o.count_cores()
     if not quiet and at_a_time * (experiment.threads or 1) > cores:
@@ -161,8 +160,6 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool, workers: Sequ
 
 def announce(directory: RunDirectory) -> None:
     """What is about to run: the local work, where this process knows the federation, and the engine."""
-    from undrift.cli.dry import describe_work
-
     experiment, built = directory.experiment(), directory.federations.last
     first = experiment.single(experiment.labels[0], experiment.seeds[0])
     words = list(describe_work(config_of(first, built))) if built is not None else []

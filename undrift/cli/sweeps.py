@@ -64,8 +64,6 @@ def sweep(
     """
     set_verbosity(verbose)
     experiment = _experiment(targets, given)
-    if experiment.threads is None:  # the same on any machine, where a sweep may be resumed
-        experiment = experiment.model_copy(update={"threads": 1})
     plan = Plan(space_of(space), trials, given.get("seeds"), sampler, validate, prune)
     directory = out or Path("runs") / f"sweep-{experiment.name or experiment.data.name}"
     run_and_report(experiment, plan, directory, quiet)
@@ -99,6 +97,8 @@ def run_and_report(experiment: Experiment, plan: Plan, directory: Path, quiet: b
     """Run a sweep, printing its trials and what was found."""
     console = make_console(quiet=quiet)
     say = printer(console)
+    if experiment.threads is None:  # the same on any machine, where a sweep may be resumed
+        experiment = experiment.model_copy(update={"threads": 1})
     ready = plan_sweep(experiment, plan)
     for line in introduction(ready):
         say(line)

@@ -397,5 +397,5 @@ def test_runs_side_by_side_share_the_memory_for_states(tmp_path: Path, monkeypat
             list(running.run_one(made, at_a_time=3))
     assert told == [4, 5]
     monkeypatch.setattr(running.sys, "executable", "echo")
-    process = running._start_worker(1, 3)
-    assert process.communicate()[0].split()[-1] == "3"
+    told_to_share = [worker.process.communicate()[0].split()[-1] for worker in running.start_workers(3, threads=1)]
+    assert told_to_share == ["3", "3", "3"]

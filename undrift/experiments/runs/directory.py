@@ -126,9 +126,10 @@ class RunDirectory:
 
 
 def create(
-    path: Path, experiment: Experiment, about: Mapping[str, Any], federations: Federations | None = None
+    path: Path, experiment: Experiment, about: Mapping[str, Any] | None = None, federations: Federations | None = None
 ) -> RunDirectory:
-    """Make a run directory; one that is there already is never touched, unless it was left half-made."""
+    """Make a run directory, whose manifest may say more `about` it; one that is there already is never touched, unless it
+    was left half-made."""
     try:
         if path.exists() and (not path.is_dir() or _occupied(path)):
             begun = (path / EXPERIMENT).exists()
@@ -137,7 +138,8 @@ def create(
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
         own = {file: checksum(Path(file)) for file in experiment.use}
-        write_json(path / MANIFEST, {**manifest(text), "use": own, **about}, copy=True)
+        known = {**manifest(text), "use": own, "seeds": experiment.seeds, **(about or {})}
+        write_json(path / MANIFEST, known, copy=True)
         for file in (copy_of(path / EXPERIMENT), path / EXPERIMENT):  # last: with it the directory is made
             write_aside(file, text.encode())
     except OSError as error:

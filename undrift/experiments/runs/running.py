@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -90,7 +91,7 @@ def prepare_directory(experiment: Experiment, out: Path, resumes: bool = False) 
         experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
     if resumes and (out / EXPERIMENT).exists() and RunDirectory(out).experiment_text == to_toml(experiment):
         return open_directory(out)
-    return create(out, experiment, {"seeds": experiment.seeds}, federations)
+    return create(out, experiment, federations=federations)
 
 
 def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
@@ -240,7 +241,7 @@ def run_experiment(directory: RunDirectory, jobs: int = 1, workers: "Sequence[Wo
 def _open_member(path: Path, experiment: Experiment) -> RunDirectory:
     """The directory of one run of a comparison: made if it is not there, longer if the comparison has become so."""
     if not (path / EXPERIMENT).exists():
-        return create(path, experiment, {"seeds": experiment.seeds})
+        return create(path, experiment)
     member = open_directory(path)
     return rewrite(member, experiment) if member.experiment().rounds < experiment.rounds else member
 
@@ -366,18 +367,16 @@ def _in_processes(paths: Sequence[Path], workers: Sequence[Worker]) -> Iterator[
 
 def start_workers(jobs: int, threads: int | None) -> list[Worker]:
     """Processes for so many runs at a time; they take seconds until they are ready, and end when this process does."""
-    return [Worker(_start_worker(threads or 1, jobs)) for _ in range(jobs)]
-
-
-def _start_worker(threads: int, jobs: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
+    start = partial(
+        subprocess.Popen[str],
         [sys.executable, "-m", "undrift.experiments.runs.worker", str(jobs)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads or 1)},
+        start_new_session=True,  # Ctrl-C reaches it through us, once
     )
+    return [Worker(start()) for _ in range(jobs)]
 
 
 def _hand_over(worker: Worker, waiting: list[Path]) -> None:
