@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from html import escape
@@ -355,12 +356,9 @@ class LoadedRun(FinishedRun):
     @cached_property
     def _saved(self) -> Saved:
         config = config_of(self.experiment, Federations().get(self.experiment, self.seed))
-        checkpoints = Checkpoints(self.path / "checkpoints")
-        try:
-            fresh = lambda: config.first_state(timed=config.timed)
+        fresh = lambda: config.first_state(timed=config.timed)
+        with closing(Checkpoints(self.path / "checkpoints")) as checkpoints:
             found = newest(checkpoints, fresh, lambda saved: True, clients=not self.deployed)
-        finally:
-            checkpoints.close()
         if found is None:
             raise InvalidInput(f"{self.path} has no checkpoint yet: let it run, or `undrift resume` it")
         return found

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -260,16 +260,9 @@ def run_one(
         config = reference_run(experiment, built, path) if experiment.is_reference else config_of(experiment, built)
         memory = experiment.state_memory or half_of_memory() // at_a_time
         recording = Recording(experiment.checkpoint_every, memory)
-        logs = _logs(experiment, path)
-        try:
-            sent = None
+        with closing(_logs(experiment, path)) as logs:
             for r in recorded(path, config, recording, logs):
-                sent = sent_before(path, r.round) if sent is None else sent
-                sent += r.bytes_down + r.bytes_up
-                yield Update(path, r.round, config.rounds, metrics_of(r), sent)
-        finally:
-            if logs is not None:
-                logs.close()
+                yield Update(path, r.round, config.rounds, metrics_of(r), logs.sent or 0)
         result = directory.result() or {}
         yield Update(
             path,
@@ -282,9 +275,7 @@ def run_one(
         )
 
 
-def _logs(experiment: Experiment, path: Path) -> Logs | None:
-    if not experiment.log:
-        return None
+def _logs(experiment: Experiment, path: Path) -> Logs:
     (label,), (seed,) = experiment.labels or experiment.reference, experiment.seeds
     config = {"seed": seed, "algorithm": label, "data": experiment.data.name}
     return Logs(experiment.log, path, f"{label} seed {seed}", config)
