@@ -24,7 +24,7 @@ from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.config.toml import Origin, from_dict, to_dict, to_toml
 from undrift.experiments.runs.files import hold, write_aside
 from undrift.experiments.runs.running import config_of
-from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_methods
+from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_chosen, with_methods
 from undrift.experiments.sweeps.plan import MethodSearch, Plan, plan_searches
 from undrift.experiments.sweeps.space import space_from_dict, space_to_dict
 from undrift.experiments.sweeps.store import Asked, Store, optuna
@@ -151,10 +151,8 @@ def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, i
     assert search.points is not None
     size = max(1, RUNS_PER_BATCH // len(sweep.problems))
     begin = number // size * size
-    experiments = [
-        with_methods(sweep.experiment, {search.label: method_words(sweep.experiment, search.label, point)})
-        for point in search.points[begin : begin + size]
-    ]
+    points = search.points[begin : begin + size]
+    experiments = [with_chosen(sweep.experiment, search.label, point) for point in points]
     found = run_trials(experiments, sweep.problems, sweep.metric, sweep.last)
     return {(search.label, begin + n): ended for n, ended in enumerate(found)}
 
