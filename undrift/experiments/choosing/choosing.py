@@ -26,6 +26,7 @@ from undrift.experiments.choosing.describe import describe_federation
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.config.toml import from_dict, to_dict, to_toml
+from undrift.experiments.runs.estimate import seconds_together
 from undrift.experiments.runs.files import write_aside
 from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps.chosen import check_values, method_words, with_methods
@@ -33,7 +34,7 @@ from undrift.experiments.sweeps.plan import MethodSearch, Plan, plan_searches
 from undrift.experiments.sweeps.space import size_of
 from undrift.experiments.sweeps.spaces import space_of
 from undrift.experiments.sweeps.sweeping import Sweep, check_same, continue_sweep, plan_sweep, read_results
-from undrift.experiments.sweeps.trial import TrialDone, played_together, seconds_together
+from undrift.experiments.sweeps.trial import TrialDone, played_together
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.problems.model import ModelProblem
 from undrift.simulation.api import RunConfig, prepare

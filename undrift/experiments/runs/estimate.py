@@ -29,6 +29,7 @@ from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.experiments.runs.running import config_of
 from undrift.problems.quadratic import Quadratic
 from undrift.simulation.api import PreparedRun, RunConfig, prepare
+from undrift.simulation.batched_runs import Trial, rounds_together
 from undrift.simulation.client_states import half_of_memory
 
 ENOUGH_SECONDS, ENOUGH_ROUNDS = 1.0, 8  # of usual rounds
@@ -187,6 +188,26 @@ def measure_run(path: Path, start: float, jobs: int, federations: Federations) -
         once = perf_counter() - last - warm_up * (seconds + evaluation)
     sizes = fmean(sent[1:] or sent)  # the first round may have an initialisation round in it
     return RunTiming(start, compiler, setup, max(0.0, once), seconds, evaluation, sizes)
+
+
+def seconds_together(runs: Sequence[RunConfig]) -> float:
+    """The seconds of a round of one run, evaluation included, where these are computed as the trials of a sweep are."""
+    first, spent = runs[0], []
+    playing = rounds_together(
+        [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
+        rounds=first.rounds,
+        participation=first.participation,
+        engine=first.engine,
+    )
+    for _ in islice(playing, 2):  # in which clients are computed alone as well, to check the method
+        pass
+    last = perf_counter()
+    for _ in playing:
+        spent.append(perf_counter() - last)
+        if sum(spent) > ENOUGH_SECONDS or len(spent) >= ENOUGH_ROUNDS:
+            break
+        last = perf_counter()
+    return median(spent) / len(runs)
 
 
 @cache

@@ -6,15 +6,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from statistics import median
-from time import perf_counter
 from typing import Any, Literal, Protocol, cast
 
 from undrift.core.errors import Diverged, Stopped
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation
-from undrift.experiments.runs.estimate import ENOUGH_ROUNDS, ENOUGH_SECONDS
 from undrift.experiments.runs.running import config_of
 from undrift.metrics.quality import higher_is_better
 from undrift.problems.model import ModelProblem
@@ -129,20 +125,6 @@ def _evaluated(each: Sequence[Played]) -> Iterator[tuple[int, list[Metrics]]]:
         metrics.append(r.metrics)
     if metrics[0]:
         yield cast(Round, each[0]).round, metrics
-
-
-def seconds_together(runs: Sequence[RunConfig]) -> float:
-    """The seconds of a round of one run, evaluation included, where these are computed as trials are."""
-    playing, spent = _side_by_side(runs), []
-    for _ in islice(playing, 2):  # in which clients are computed alone as well, to check the method
-        pass
-    last = perf_counter()
-    for _ in playing:
-        spent.append(perf_counter() - last)
-        if sum(spent) > ENOUGH_SECONDS or len(spent) >= ENOUGH_ROUNDS:
-            break
-        last = perf_counter()
-    return median(spent) / len(runs)
 
 
 def judge_trial(
