@@ -83,6 +83,6 @@ def test_a_failure_of_a_measuring_process_is_told(monkeypatch: pytest.MonkeyPatc
 def test_runs_of_any_length_can_be_measured(rounds: int, tmp_path: Path) -> None:
     one = experiment(rounds=rounds).single("ghbm", 0)
     one = one.model_copy(update={"engine": EngineChoice("batched", 10), "threads": 1})
-    create(tmp_path, one, {})
+    create(tmp_path, one)
     timing = measure_run(tmp_path, 2.0, 1, Federations())
     assert timing.start == 2.0 and timing.round > 0 and timing.bytes > 0

@@ -18,8 +18,8 @@ from tests.faults.harness import Tally, killed_after, run_as_script
 from tests.support.small_sweep import FEW, experiment
 from undrift.experiments.runs.directory import open_directory
 from undrift.experiments.runs.running import prepare_directory, run_experiment
-from undrift.experiments.sweeps import Space
 from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.space import Space
 from undrift.experiments.sweeps.sweeping import run_sweep
 
 ATTACK = "kills of sweeps and comparisons"

@@ -2,10 +2,7 @@
 
 import undrift as ud
 from undrift.experiments.config.federation import federation
-from undrift.experiments.sweeps import (
-    Space,
-    SpaceRow,
-)
+from undrift.experiments.sweeps.space import Space, SpaceRow
 
 LR = {"local.lr": (0.05, 0.3, 1.0)}
 SPACE = Space("mine", common=LR, rows=(SpaceRow("scaffold-m", {"beta": (0.2, 0.6)}),))

@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Any, Protocol, runtime_checkable
 
-from undrift.cli.status import Status
+from undrift.cli.terminal import status
 from undrift.version import __version__
 
 
@@ -30,8 +30,8 @@ def main() -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     _on_signals(_end_at_once, _end_at_once)  # nothing has begun, and an import that is interrupted says strange things
     try:
-        with Status(quiet="-q" in arguments or "--quiet" in arguments) as status:
-            status.show(f"undrift {__version__}: loading torch")
+        with status(quiet="-q" in arguments or "--quiet" in arguments) as show:
+            show(f"undrift {__version__}: loading torch")
             from undrift.cli.app import app
             from undrift.cli.options import as_typed
             from undrift.core.errors import speaking

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console
 from undrift.codecs.codec import CODECS
 from undrift.core.errors import known_name
 from undrift.core.hyper import METHODS, Entry, spec_of
@@ -116,34 +116,29 @@ def _print_parts(name: str, make: Callable[..., Any]) -> None:
 
 
 def _describe_data(name: str) -> None:
-    print("\n".join(_data_lines(name)))
-
-
-def _data_lines(name: str) -> Iterator[str]:
     """What a data set is made of: read, if it is on this machine."""
     entry = DATASETS[name]
-    yield f"{name}: {entry.about}\n\n{own_doc(entry.read)}\n"
+    about = f"{name}: {entry.about}\n\n{own_doc(entry.read)}\n"
     try:
         data = load(name)
     except DataMissing as error:
-        yield f"not read: {error}"
-        return
+        return print(f"{about}\nnot read: {error}")
+    print(about)
     inputs, targets = data.train
-    yield f"rows      {len(targets):,} to train, {len(data.test[1]) if data.test else 0:,} to test"
-    yield f"features  {shapes(take(data.prepare(take(inputs, slice(1))) if data.prepare else inputs, slice(1)))}"
+    print(f"rows      {len(targets):,} to train, {len(data.test[1]) if data.test else 0:,} to test")
+    print(f"features  {shapes(take(data.prepare(take(inputs, slice(1))) if data.prepare else inputs, slice(1)))}")
     if data.classes is not None:
-        yield f"target    one of {data.classes} classes"
+        print(f"target    one of {data.classes} classes")
     else:
-        yield f"target    numbers, {list(targets.shape[1:]) or 'one a row'}"
-    yield f"model     {format_settings(default_model(name)).removeprefix('name ')}, unless another is named"
+        print(f"target    numbers, {list(targets.shape[1:]) or 'one a row'}")
+    print(f"model     {format_settings(default_model(name)).removeprefix('name ')}, unless another is named")
     if data.clients is None:
-        yield "clients   none of its own: a partition deals the rows, --dirichlet, --iid, --shards"
-        return
+        return print("clients   none of its own: a partition deals the rows, --dirichlet, --iid, --shards")
     sizes = data.clients.bincount(minlength=len(data.client_names)).tolist()
     each = zip(data.client_names, sizes, strict=True)
     few = len(sizes) <= NAMED
     listed = ", ".join(f"{who} ({n})" for who, n in each) if few else f"{min(sizes)} to {max(sizes)} rows each"
-    yield f"clients   {len(sizes)} of its own, taken by default, with rows to train: {listed}"
+    print(f"clients   {len(sizes)} of its own, taken by default, with rows to train: {listed}")
 
 
 def _show(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:

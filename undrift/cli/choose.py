@@ -1,17 +1,13 @@
 """undrift choose."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from undrift.cli import options as o
-from undrift.cli.progress import set_verbosity
-from undrift.cli.status import Status
 from undrift.cli.sweeps import SpaceName, Trials, Validate, shown
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console, printer, resumable, set_verbosity, status
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import check_value
 from undrift.experiments.choosing.answer import Choice, Final
@@ -21,7 +17,6 @@ from undrift.experiments.choosing.choosing import (
     Choosing,
     carry_out,
     conclude,
-    open_choosing,
     prepare_choosing,
 )
 from undrift.experiments.choosing.describe import federation_in_words
@@ -67,18 +62,13 @@ def choose(
     settled = {"trials": trials, "rounds": given.get("rounds"), "seeds": given.get("seeds")}
     settled = {name: value for name, value in settled.items() if value is not None}
     directory = out or Path("runs") / f"choose-{experiment.name or experiment.data.name}"
-    with Status(quiet) as status:
-        status.show(f"reading {experiment.data.name}, measuring rounds of {len(experiment.labels)} methods")
+    with status(quiet) as show:
+        show(f"reading {experiment.data.name}, measuring rounds of {len(experiment.labels)} methods")
         drop = names is None and file is None
         ready = prepare_choosing(experiment, minutes, settled, space, validate, directory, drop)
     if dry:
         return print_plan(ready, quiet=False)
     work_and_answer(ready, directory, quiet)
-
-
-def resume_choosing(directory: Path, quiet: bool) -> None:
-    """Go on with a choice that was interrupted."""
-    work_and_answer(open_choosing(directory), directory, quiet)
 
 
 def _names(methods: list[str] | None) -> list[str] | None:
@@ -109,8 +99,7 @@ def _experiment(file: Path | None, names: list[str] | None, given: dict[str, Any
 
 def print_plan(ready: Choosing, quiet: bool) -> None:
     """The federation, and what is going to be done."""
-    console = make_console(quiet=quiet)
-    say = lambda line: console.print(line, markup=False, soft_wrap=True)
+    say = printer(make_console(quiet=quiet))
     budget, sweep = ready.budget, ready.sweep
     for line in federation_in_words(ready.federation):
         say(line)
@@ -130,16 +119,14 @@ def work_and_answer(ready: Choosing, directory: Path, quiet: bool) -> None:
     """Do the work, telling what has ended, and print the answer."""
     print_plan(ready, quiet)
     console = make_console(quiet=quiet)
-    try:
+    say = printer(console)
+    with resumable(directory):
         for ended in carry_out(ready, directory):
-            console.print(_line(ended, ready), markup=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        print(f"\nundrift: interrupted; `undrift resume {shlex.quote(str(directory))}` goes on", file=sys.stderr)
-        raise
+            say(_line(ended, ready))
     found = conclude(ready, directory)
     console.print(_table(found))
     for line in (*found.answer(), found.next, f"written to {directory / CHOICE}"):
-        console.print(line, markup=False, soft_wrap=True)
+        say(line)
 
 
 def _line(ended: TrialDone | Final, ready: Choosing) -> str:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import undrift as ud
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console
 from undrift.compiler import untested_torch
 from undrift.data.store import DataMissing, folders
 from undrift.experiments.report.tables import make_table

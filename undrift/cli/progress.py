@@ -1,9 +1,8 @@
 """Progress: bars on a terminal, plain lines elsewhere, nothing if so wished."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -24,16 +23,13 @@ EVERY = 5.0  # seconds between plain lines
 class _Run:
     """What is known of a run while it goes on."""
 
-    rounds: int
+    news: Update  # the last
     waited: float  # seconds until its first news
-    round: int = 0
-    bytes: int = 0
-    finished: bool = False
     metrics: dict[str, float | None] = field(default_factory=dict)
     seen: list[tuple[float, int]] = field(default_factory=list)  # moments, and the round that was done
 
     def take(self, update: Update, now: float) -> None:
-        self.round, self.bytes, self.finished = update.round, update.bytes, update.finished
+        self.news = update
         self.metrics = update.metrics or self.metrics
         if not self.seen or update.round > self.seen[-1][1]:
             self.seen.append((now, update.round))
@@ -49,15 +45,16 @@ class _Run:
     @property
     def left(self) -> float | None:
         """Seconds until it is done."""
-        pace = self.pace
-        return 0.0 if self.finished else None if pace is None else pace * (self.rounds - self.round)
+        if self.news.finished:
+            return 0.0
+        return None if self.pace is None else self.pace * (self.news.rounds - self.news.round)
 
     def status(self) -> str:
         name = next((name for name in ("accuracy", "loss", *self.metrics) if name in self.metrics), "")
         value = self.metrics.get(name)
         shown = "" if value is None else f"{name} {value:.3f}"
-        last = " in the last round" if self.finished and shown else ""
-        return ", ".join(filter(None, [shown + last, format_bytes(self.bytes)]))
+        last = " in the last round" if self.news.finished and shown else ""
+        return ", ".join(filter(None, [shown + last, format_bytes(self.news.bytes)]))
 
 
 @dataclass
@@ -76,21 +73,21 @@ class Forecast:
     def take(self, update: Update, now: float) -> _Run:
         """News of a run."""
         if update.run not in self.known:
-            self.known[update.run] = _Run(update.rounds, now - max(self.began, self.ends))
+            self.known[update.run] = _Run(update, now - max(self.began, self.ends))
         run = self.known[update.run]
         run.take(update, now)
-        if run.finished:
+        if update.finished:
             self.ends = now
         return run
 
     def left(self) -> float | None:
         """Seconds until all runs are done: each that waits goes to whoever is free first."""
-        lefts = [run.left for run in self.known.values() if not run.finished]
+        lefts = [run.left for run in self.known.values() if not run.news.finished]
         paces = [run.pace for run in self.known.values() if run.pace is not None]
         if None in lefts or not paces:
             return None
         ends = sorted([*(left or 0.0 for left in lefts), *[0.0] * max(0, self.jobs - len(lefts))])
-        each = fmean(paces) * max(run.rounds for run in self.known.values()) + self._before()
+        each = fmean(paces) * max(run.news.rounds for run in self.known.values()) + self._before()
         for _ in range(self.runs - len(self.known)):
             ends = sorted([ends[0] + each, *ends[1:]])
         return ends[-1]
@@ -101,7 +98,7 @@ class Forecast:
         return fmean(later) if later else 0.0
 
 
-Say: TypeAlias = Callable[[str, _Run, Update], None]
+Say: TypeAlias = Callable[[str, _Run], None]
 
 
 def show_updates(
@@ -110,7 +107,7 @@ def show_updates(
     """Show updates of so many runs as they come, so many at a time; returns what failed, by run."""
     forecast = Forecast(runs, max(1, min(jobs, runs)), monotonic())
     if quiet:
-        display = _silent()
+        display = nullcontext(lambda name, run: None)
     elif sys.stderr.isatty():
         display = _bars(experiment, forecast)
     else:
@@ -122,7 +119,7 @@ def show_updates(
             if update.error is not None:
                 failed[name] = update.error
                 continue
-            say(name, forecast.take(update, monotonic()), update)
+            say(name, forecast.take(update, monotonic()))
     return failed
 
 
@@ -133,23 +130,19 @@ def _name(run: Path, path: Path, experiment: Experiment) -> str:
 
 
 @contextmanager
-def _silent() -> Iterator[Say]:
-    yield lambda name, run, update: None
-
-
-@contextmanager
 def _lines() -> Iterator[Say]:
     printed: dict[str, float] = {}
 
-    def say(name: str, run: _Run, update: Update) -> None:
-        if update.stopped:
-            print(f"{name}: stopped after round {run.round}: {update.stopped}", file=sys.stderr)
-        elif update.finished:
-            print(f"{name}: done, {plural(run.round, 'round')}, {run.status()}", file=sys.stderr)
+    def say(name: str, run: _Run) -> None:
+        news = run.news
+        if news.stopped:
+            print(f"{name}: stopped after round {news.round}: {news.stopped}", file=sys.stderr)
+        elif news.finished:
+            print(f"{name}: done, {plural(news.round, 'round')}, {run.status()}", file=sys.stderr)
         elif monotonic() - printed.setdefault(name, monotonic()) > EVERY:
             printed[name] = monotonic()
             left = "" if run.left is None else f", {run.left:.0f} s left"
-            print(f"{name}: round {run.round}/{update.rounds}, {run.status()}{left}", file=sys.stderr)
+            print(f"{name}: round {news.round}/{news.rounds}, {run.status()}{left}", file=sys.stderr)
 
     yield say
 
@@ -170,26 +163,21 @@ def _bars(experiment: Experiment, forecast: Forecast) -> Iterator[Say]:
         whole = progress.add_task("[bold]all", total=total, status="rounds", left="", visible=forecast.runs > 1)
         bars: dict[str, TaskID] = {}
 
-        def say(name: str, run: _Run, update: Update) -> None:
+        def say(name: str, run: _Run) -> None:
+            news = run.news
             if name not in bars:
-                bars[name] = progress.add_task(name, total=update.rounds, status="", left="")
-            progress.update(bars[name], completed=run.round, status=run.status(), left=_clock(run.left))
-            done = sum(each.rounds if each.finished else each.round for each in forecast.known.values())
+                bars[name] = progress.add_task(name, total=news.rounds, status="", left="")
+            progress.update(bars[name], completed=news.round, status=run.status(), left=_clock(run.left))
+            known = [each.news for each in forecast.known.values()]
+            done = sum(each.rounds if each.finished else each.round for each in known)
             progress.update(whole, completed=done, left=_clock(forecast.left()))
-            if update.finished:
+            if news.finished:
                 progress.update(bars[name], visible=False)
-                how = f"[red]stopped: {update.stopped}" if update.stopped else run.status()
-                progress.console.print(f"{name}: {plural(run.round, 'round')}, {how}")
+                how = f"[red]stopped: {news.stopped}" if news.stopped else run.status()
+                progress.console.print(f"{name}: {plural(news.round, 'round')}, {how}")
 
         yield say
 
 
 def _clock(seconds: float | None) -> str:
     return "" if seconds is None else f"{format_seconds(round(seconds))} left"
-
-
-def set_verbosity(verbose: bool) -> None:
-    """Log to stderr, more or less."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="undrift: %(message)s")
-    logging.getLogger("undrift").setLevel(level)

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
 import typer
 
 from undrift.cli import options as o
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console
 from undrift.core.errors import InvalidInput, speaking
+from undrift.experiments.report import Options, summarise, terminal_table, write_files
 from undrift.experiments.report.format import printable
+from undrift.experiments.runs import verify as verification
 from undrift.experiments.runs.directory import free_path
-
-if TYPE_CHECKING:
-    from undrift.experiments.report import Options
-    from undrift.experiments.runs.verify import Finding
 
 
 def report(
@@ -40,10 +38,8 @@ def report(
         report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last)
 
 
-def report_on(runs: Sequence[Path], out: Path, quiet: bool = False, **options: Unpack["Options"]) -> None:
+def report_on(runs: Sequence[Path], out: Path, quiet: bool = False, **options: Unpack[Options]) -> None:
     """Write the report of some runs, and print its table unless it is to be quiet."""
-    from undrift.experiments.report import summarise, terminal_table, write_files  # slow to import
-
     summary = summarise(runs, **options)
     page = write_files(summary, out)
     if not quiet:
@@ -74,14 +70,13 @@ def verify(
         raise typer.Exit(1)
 
 
-def _findings(path: Path) -> "Iterator[Finding]":
+def _findings(path: Path) -> Iterator[verification.Finding]:
     from undrift.deploy.state_store import verify_states  # slow to import
-    from undrift.experiments.runs.verify import verify
 
     states = verify_states(path)
     yield from states
     try:
-        yield from verify(path)
+        yield from verification.verify(path)
     except InvalidInput:  # no run
         if not states:
             raise

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -13,9 +14,10 @@ import typer
 from undrift.cli import options as o
 from undrift.cli.runs import execute, resume
 from undrift.cli.sweeps import run_and_report
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
+from undrift.experiments.config.federation import data_of
 from undrift.experiments.config.parts import load_cached
 from undrift.experiments.recipes.claims import Measurements, check_claims
 from undrift.experiments.recipes.page import (
@@ -39,6 +41,8 @@ from undrift.experiments.recipes.recipe import (
     settings_digest,
 )
 from undrift.experiments.recipes.results import check_current, outdated, read_results, record_results
+from undrift.experiments.report import write_report
+from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.tables import make_table
 from undrift.experiments.runs.directory import RunDirectory
 from undrift.experiments.runs.files import read_json, write_aside, write_json
@@ -46,8 +50,9 @@ from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.spaces import space_of
 from undrift.experiments.sweeps.sweeping import BEST
 
-CLAIMS = "claims.json"
-NUMBERS = "numbers.json"
+CLAIMS, NUMBERS = "claims.json", "numbers.json"
+# What must not change of an experiment between a run and its resumption.
+KEPT = ("rounds", "seeds", "methods", "local", "data", "clients", "model", "population", "server")
 
 
 def reproduce(
@@ -101,8 +106,7 @@ def check_data(folder: Path, recipe: Recipe, quick: bool) -> None:
         load_cached(name, ())
     for part in (*recipe.search, *recipe.run):
         if part.experiment is not None:
-            data = read(folder / part.experiment, quick_settings(recipe, quick)).data
-            load_cached(data.name, tuple(data.parameters.items()))
+            data_of(read(folder / part.experiment, quick_settings(recipe, quick)))
 
 
 def quick_settings(recipe: Recipe, quick: bool) -> list[str]:
@@ -130,9 +134,6 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
         again = f"undrift reproduce {shlex.quote(str(folder))} --out {shlex.quote(str(out))}"
         print(f"undrift: `{again}` resumes the recipe", file=sys.stderr)
         raise
-    from undrift.experiments.report import write_report  # slow to import
-    from undrift.experiments.report.load import load_runs
-
     records = {name: load_runs([place]) for name, place in places.items()}
     methods = {f"{name}/{m.label}": m for name, each in records.items() for m in each.methods}
     by_seed = {
@@ -198,8 +199,6 @@ def run_search(search: RecipeSearch, folder: Path, out: Path, quiet: bool, setti
     experiment = read(folder / search.experiment, changes)
     if search.methods is not None:
         experiment = experiment.only(search.methods)
-    if experiment.threads is None:
-        experiment = experiment.model_copy(update={"threads": 1})
     is_file = search.space.endswith(".toml")
     space = space_of(str(folder / search.space) if is_file else search.space)
     trials = 1 if settings else search.trials
@@ -239,26 +238,11 @@ def _run_or_resume(name: str, experiment: Experiment, out: Path, jobs: int | Non
     if not place.exists():
         execute(experiment, name, place, jobs, quiet=quiet)
         return place
-    known = _list_settings(RunDirectory(place).experiment())
-    for part, value in _list_settings(experiment).items():
-        if known[part] != value:
+    parts = attrgetter(*KEPT)
+    for part, known, now in zip(KEPT, parts(RunDirectory(place).experiment()), parts(experiment), strict=True):
+        if known != now:
             raise InvalidInput(
                 f"{place} holds runs with other {part} than the recipe now has: --out chooses another place"
             )
     resume(place, jobs=jobs, quiet=quiet)
     return place
-
-
-def _list_settings(experiment: Experiment) -> dict[str, object]:
-    """What must not change between a run and its resumption."""
-    return {
-        "rounds": experiment.rounds,
-        "seeds": experiment.seeds,
-        "methods": experiment.methods,
-        "local": experiment.local,
-        "data": experiment.data,
-        "clients": experiment.clients,
-        "model": experiment.model,
-        "population": experiment.population,
-        "server": experiment.server,
-    }

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from undrift.cli import options as o
-from undrift.cli.choose import resume_choosing
-from undrift.cli.progress import set_verbosity, show_updates
+from undrift.cli.choose import work_and_answer
+from undrift.cli.dry import describe_work, show_plan
+from undrift.cli.progress import show_updates
 from undrift.cli.reports import report_on
-from undrift.cli.status import Status
 from undrift.cli.sweeps import run_and_report
+from undrift.cli.terminal import resumable, set_verbosity, status
 from undrift.core.errors import InvalidInput
-from undrift.experiments.choosing.choosing import PLAN
+from undrift.experiments.choosing.choosing import PLAN, open_choosing
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.runs.directory import RunDirectory, free_path, open_directory
 from undrift.experiments.runs.running import (
@@ -91,7 +92,7 @@ def resume(
         if (directory / mark).exists() and (rounds is not None or workers is not None):
             raise InvalidInput(f"{directory} is a {kind}, whose rounds and engine are part of it: start a new {kind}")
     if (directory / PLAN).exists():
-        return resume_choosing(directory, quiet)
+        return work_and_answer(open_choosing(directory), directory, quiet)
     if (directory / SWEEP).exists():
         return run_and_report(*open_sweep(directory), directory, quiet=quiet)
     whole = open_directory(directory)
@@ -120,8 +121,6 @@ def execute(
     set_verbosity(verbose)
     experiment = with_threads(experiment, jobs)
     if dry:
-        from undrift.cli.dry import show_plan  # slow to import
-
         return show_plan(experiment, _jobs(experiment, jobs))
     at_a_time, cores = _jobs(experiment, jobs), o.count_cores()
     if not quiet and at_a_time * (experiment.threads or 1) > cores:
@@ -129,8 +128,8 @@ def execute(
         print(f"more threads than cores (runs {words})", file=sys.stderr)
     workers = start_workers(at_a_time, experiment.threads) if at_a_time > 1 else []  # ready when all is checked
     try:
-        with Status(quiet) as status:
-            status.show(f"reading {experiment.data.name}, building clients, choosing the engine")
+        with status(quiet) as show:
+            show(f"reading {experiment.data.name}, building clients, choosing the engine")
             directory = prepare_directory(experiment, out or free_path(Path("runs") / name))
         finish(directory, jobs, quiet, workers)
     finally:
@@ -144,13 +143,11 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool, workers: Sequ
         announce(directory)
     again = f"`undrift resume {shlex.quote(str(path))}`"
     try:
-        at_a_time = _jobs(experiment, jobs)
-        left = [member for member in members(directory) if RunDirectory(member).result() is None]
-        updates = run_experiment(directory, at_a_time, workers)
-        failed = show_updates(updates, experiment, path, quiet, len(left), at_a_time)
-    except KeyboardInterrupt:
-        print(f"\nundrift: interrupted; {again} goes on", file=sys.stderr)
-        raise
+        with resumable(path):
+            at_a_time = _jobs(experiment, jobs)
+            left = [member for member in members(directory) if RunDirectory(member).result() is None]
+            updates = run_experiment(directory, at_a_time, workers)
+            failed = show_updates(updates, experiment, path, quiet, len(left), at_a_time)
     except OSError as error:
         said = f"{error.strerror or error}; what was recorded is kept, {again} goes on when that is mended"
         raise OSError(error.errno, said, error.filename) from error
@@ -163,8 +160,6 @@ def finish(directory: RunDirectory, jobs: int | None, quiet: bool, workers: Sequ
 
 def announce(directory: RunDirectory) -> None:
     """What is about to run: the local work, where this process knows the federation, and the engine."""
-    from undrift.cli.dry import describe_work
-
     experiment, built = directory.experiment(), directory.federations.last
     first = experiment.single(experiment.labels[0], experiment.seeds[0])
     words = list(describe_work(config_of(first, built))) if built is not None else []

@@ -1,7 +1,5 @@
 """undrift sweep."""
 
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +8,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from undrift.cli import options as o
-from undrift.cli.progress import set_verbosity
-from undrift.cli.tables import make_console
+from undrift.cli.terminal import make_console, printer, resumable, set_verbosity
 from undrift.core.errors import InvalidInput
 from undrift.data.trees import sample_count
 from undrift.experiments.config import Experiment, read
@@ -67,8 +64,6 @@ def sweep(
     """
     set_verbosity(verbose)
     experiment = _experiment(targets, given)
-    if experiment.threads is None:  # the same on any machine, where a sweep may be resumed
-        experiment = experiment.model_copy(update={"threads": 1})
     plan = Plan(space_of(space), trials, given.get("seeds"), sampler, validate, prune)
     directory = out or Path("runs") / f"sweep-{experiment.name or experiment.data.name}"
     run_and_report(experiment, plan, directory, quiet)
@@ -101,24 +96,22 @@ def run_best(directory: Path, quiet: bool) -> None:
 def run_and_report(experiment: Experiment, plan: Plan, directory: Path, quiet: bool = False) -> None:
     """Run a sweep, printing its trials and what was found."""
     console = make_console(quiet=quiet)
+    say = printer(console)
+    if experiment.threads is None:  # the same on any machine, where a sweep may be resumed
+        experiment = experiment.model_copy(update={"threads": 1})
     ready = plan_sweep(experiment, plan)
     for line in introduction(ready):
-        console.print(line, markup=False, soft_wrap=True)
-    try:
+        say(line)
+    with resumable(directory):
         for trial in continue_sweep(ready, directory):
-            console.print(_line(trial), markup=False, soft_wrap=True)
-    except KeyboardInterrupt:
-        place = shlex.quote(str(directory))
-        print(f"\nundrift: interrupted; `undrift resume {place}` goes on", file=sys.stderr)
-        raise
+            say(_line(trial))
     results = read_results(ready, directory)
     console.print(best_table(ready, results))
     for line in remarks(results):
-        console.print(line, markup=False, soft_wrap=True)
-    best = directory / BEST
+        say(line)
     if all(result.best is None for result in results):
         raise InvalidInput("no trial of any method was finished: choose a space of smaller steps")
-    console.print(f"the best of each method: undrift run {best}", markup=False, soft_wrap=True)
+    say(f"the best of each method: undrift run {directory / BEST}")
 
 
 def introduction(sweep: Sweep) -> Iterator[str]:

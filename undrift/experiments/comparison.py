@@ -2,7 +2,8 @@
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -21,10 +22,9 @@ from undrift.experiments.report.curves import mean_curve
 from undrift.experiments.report.format import plural
 from undrift.experiments.report.load import ExperimentRecord, Records, build_record, group_runs, load_runs
 from undrift.experiments.report.plots import AXES, draw_panel
-from undrift.experiments.report.stats import Summary, check_target, summarise_methods
+from undrift.experiments.report.stats import Summary, check_target
 from undrift.experiments.report.tables import terminal_table
-from undrift.experiments.report.text import write_answer, write_notes
-from undrift.experiments.report.write import Options, write_files
+from undrift.experiments.report.write import Options, summarise_records, write_files
 from undrift.experiments.runs.checkpoint import Checkpoints, Saved, newest
 from undrift.experiments.runs.directory import (
     DEPLOYMENT,
@@ -87,12 +87,11 @@ class Comparison:
         """Final quality and its cost, method by method."""
         return self._summarise({})
 
-    def _summarise(self, options: Mapping[str, Any]) -> Summary:
+    def _summarise(self, options: Options) -> Summary:
         for name in options:
             if name not in Options.__annotations__:
                 raise unknown("option of a report:", name, Options.__annotations__)
-        s = summarise_methods(self.records, **{**self.options, **options})
-        return replace(s, answer=write_answer(s), notes=write_notes(s))
+        return summarise_records(self.records, **(self.options | options))
 
     def frame(self) -> Any:
         """Every round of every run as a pandas DataFrame, with columns for method and seed."""
@@ -357,12 +356,9 @@ class LoadedRun(FinishedRun):
     @cached_property
     def _saved(self) -> Saved:
         config = config_of(self.experiment, Federations().get(self.experiment, self.seed))
-        checkpoints = Checkpoints(self.path / "checkpoints")
-        try:
-            fresh = lambda: config.first_state(timed=config.timed)
+        fresh = lambda: config.first_state(timed=config.timed)
+        with closing(Checkpoints(self.path / "checkpoints")) as checkpoints:
             found = newest(checkpoints, fresh, lambda saved: True, clients=not self.deployed)
-        finally:
-            checkpoints.close()
         if found is None:
             raise InvalidInput(f"{self.path} has no checkpoint yet: let it run, or `undrift resume` it")
         return found

@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -293,18 +294,18 @@ def test_killed_before_its_first_checkpoint_a_run_begins_anew(whole: Path, tmp_p
 def test_a_write_that_fails_once_ends_the_run_and_loses_nothing(
     file: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = files._beside  # where every write begins
+    real = files._aside  # where every write begins
 
-    def fails(path: Path) -> Path:
+    def fails(path: Path, *how: int) -> AbstractContextManager[int]:
         found = re.fullmatch(file, path.name)
         if found and int(found[1]) > 3:  # any after the first
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path)
+        return real(path, *how)
 
     folder = tmp_path / "run"
     folder.mkdir()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(files, "_beside", fails)
+        patch.setattr(files, "_aside", fails)
         for _ in recorded(folder, config("scaffold"), EVERY_3):
             pass
     assert Checkpoints(folder / "checkpoints").rounds() == [3]
@@ -397,5 +398,5 @@ def test_runs_side_by_side_share_the_memory_for_states(tmp_path: Path, monkeypat
             list(running.run_one(made, at_a_time=3))
     assert told == [4, 5]
     monkeypatch.setattr(running.sys, "executable", "echo")
-    process = running._start_worker(1, 3)
-    assert process.communicate()[0].split()[-1] == "3"
+    told_to_share = [worker.process.communicate()[0].split()[-1] for worker in running.start_workers(3, threads=1)]
+    assert told_to_share == ["3", "3", "3"]

@@ -3,10 +3,8 @@
 import pytest
 
 from tests.support.small_sweep import SPACE, experiment
-from undrift.experiments.sweeps import (
-    Plan,
-    run_sweep,
-)
+from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.sweeping import run_sweep
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,10 @@ import pytest
 from tests.support.small_sweep import SPACE, experiment
 from undrift.core.errors import InvalidInput
 from undrift.experiments.runs.files import lock
-from undrift.experiments.sweeps import (
-    Plan,
-    Space,
-    SpaceRow,
-    open_sweep,
-    run_sweep,
-    space_of,
-)
+from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.space import Space, SpaceRow
+from undrift.experiments.sweeps.spaces import space_of
+from undrift.experiments.sweeps.sweeping import open_sweep, run_sweep
 
 # bad input
 

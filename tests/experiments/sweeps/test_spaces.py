@@ -10,28 +10,24 @@ from tests.support.small_sweep import SPACE, experiment, problem_of
 from undrift.cli.sweeps import introduction
 from undrift.core.errors import InvalidInput
 from undrift.core.hyper import METHODS
-from undrift.experiments.sweeps import (
-    SPACES,
-    Plan,
-    Range,
-    Space,
-    SpaceRow,
-    plan_sweep,
-    space_of,
-)
 from undrift.experiments.sweeps.chosen import (
     check_values,
     edges,
     method_words,
     with_methods,
 )
-from undrift.experiments.sweeps.plan import plan_searches
+from undrift.experiments.sweeps.plan import Plan, plan_searches
 from undrift.experiments.sweeps.space import (
     UNDAMPENED,
+    Range,
+    Space,
+    SpaceRow,
     read_space,
     space_from_dict,
     space_to_dict,
 )
+from undrift.experiments.sweeps.spaces import SPACES, space_of
+from undrift.experiments.sweeps.sweeping import plan_sweep
 from undrift.simulation.catalogue import EXAMPLES
 
 # named spaces

@@ -19,23 +19,13 @@ from undrift.data.registry import DATASETS, Data, dataset
 from undrift.experiments.config import read
 from undrift.experiments.config.federation import Federation
 from undrift.experiments.runs.running import config_of
-from undrift.experiments.sweeps import (
-    Plan,
-    Range,
-    Space,
-    SpaceRow,
-    best_experiment,
-    open_sweep,
-    plan_sweep,
-    read_results,
-    run_sweep,
-    sweeping,
-)
+from undrift.experiments.sweeps import sweeping
 from undrift.experiments.sweeps.chosen import (
     with_methods,
 )
-from undrift.experiments.sweeps.plan import plan_searches
-from undrift.experiments.sweeps.space import space_from_dict, space_to_dict
+from undrift.experiments.sweeps.plan import Plan, plan_searches
+from undrift.experiments.sweeps.space import Range, Space, SpaceRow, space_from_dict, space_to_dict
+from undrift.experiments.sweeps.sweeping import best_experiment, open_sweep, plan_sweep, read_results, run_sweep
 from undrift.experiments.sweeps.validation import with_held_out
 from undrift.simulation.api import prepare
 
@@ -215,7 +205,7 @@ def blobs() -> Data:
 KILLED = """
 import sys
 from pathlib import Path
-from undrift.experiments.sweeps import open_sweep, run_sweep
+from undrift.experiments.sweeps.sweeping import open_sweep, run_sweep
 directory = Path(sys.argv[1])
 print("begun", flush=True)
 for trial in run_sweep(*open_sweep(directory), directory):

@@ -12,11 +12,9 @@ import undrift as ud
 from tests.support.small_sweep import FEW, experiment
 from undrift.core.errors import InvalidInput
 from undrift.data.registry import DATASETS, Data, dataset
-from undrift.experiments.sweeps import (
-    Plan,
-    Space,
-    run_sweep,
-)
+from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.space import Space
+from undrift.experiments.sweeps.sweeping import run_sweep
 from undrift.experiments.sweeps.validation import with_held_out
 
 # data to choose by

@@ -21,7 +21,9 @@ from undrift.algorithms.fedavg import Up
 from undrift.compiler import inductor, step
 from undrift.compiler.kernels import small_products
 from undrift.compiler.kernels.products import summed_
-from undrift.experiments.sweeps import Plan, run_sweep, sweeping
+from undrift.experiments.sweeps import sweeping
+from undrift.experiments.sweeps.plan import Plan
+from undrift.experiments.sweeps.sweeping import run_sweep
 from undrift.simulation.batched_runs import Trial, run_together
 
 

@@ -430,16 +430,9 @@ class Experiment(Section):
     def single(self, label: str, seed: int) -> "Experiment":
         """The experiment of one method, or of one reference, and one seed, which says all of itself."""
         if label not in self.methods:
-            update: dict[str, Any] = {
-                "algorithm": None,
-                "algorithms": {},
-                "baseline": None,
-                "codec": None,
-                "privacy": None,
-            }
-            update |= {"population": None, "server": None, "engine": "auto"}
-            update |= {"reference": [label], "seeds": [seed]}
-            return self.model_copy(update=update | ({"rounds": VISITS} if label == "fine-tuned" else {}))
+            none = dict.fromkeys(("algorithm", "baseline", "codec", "privacy", "population", "server"))
+            own = {"algorithms": {}, "engine": "auto", "reference": [label], "seeds": [seed]}
+            return self.model_copy(update=none | own | ({"rounds": VISITS} if label == "fine-tuned" else {}))
         method = self.methods[label]
         alone = method.model_copy(update={"local": {}})
         as_one = label == method.name  # else its label must be kept

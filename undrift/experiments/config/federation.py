@@ -48,31 +48,26 @@ def federation(experiment: Experiment, seed: int) -> Federation:
 
 
 class Federations:
-    """Builds federations and keeps the last one, which the methods of a comparison share."""
+    """Builds federations and keeps the last one, which the methods of a comparison share, until it is cleared."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] | None = None
-        self._last: Federation | None = None
+        self.last: Federation | None = None
 
     def get(self, experiment: Experiment, seed: int) -> Federation:
         """The federation of an experiment and a seed, built unless it is that of the last call."""
         of = experiment.evaluation.test_samples, experiment.data, experiment.clients, experiment.model
-        if self._last is None or self._key != (seed, *of):
-            before = self._last if self._key is not None and self._key[1:] == of else None
+        if self.last is None or self._key != (seed, *of):
+            before = self.last if self._key is not None and self._key[1:] == of else None
             self.clear()
-            self._key, self._last = (seed, *of), federation(experiment, seed)
+            self._key, self.last = (seed, *of), federation(experiment, seed)
             if before is not None:
-                share_programs(self._last.problem, before.problem)
-        return self._last
-
-    @property
-    def last(self) -> Federation | None:
-        """What was built last, if it is still there."""
-        return self._last
+                share_programs(self.last.problem, before.problem)
+        return self.last
 
     def clear(self) -> None:
         """Let go of the last one."""
-        self._last = None
+        self.last = None
 
 
 @dataclass(frozen=True)

@@ -207,10 +207,7 @@ def default_loss(data: Data) -> Callable[[Any, Tensor], Tensor]:
 # custom methods, data sets and models
 
 
-@cache
-def _run_file(path: Path) -> None:
-    """Run a file once; its decorators register what is in it."""
-    runpy.run_path(str(path))
+_run_file = cache(runpy.run_path)  # once, for its decorators register what is in it
 
 
 def register_files(files: Sequence[str]) -> None:
@@ -222,7 +219,7 @@ def register_files(files: Sequence[str]) -> None:
         if path is None:
             raise InvalidInput(f"{setting('use', use=...)}: {shortened(str(file), 200)} is not a file")
         try:
-            _run_file(path)
+            _run_file(str(path))
         except InvalidInput as error:
             raise InvalidInput(f"{setting('use', use=...)}: {file}: {error}") from error
         except Exception as error:

@@ -71,15 +71,11 @@ def from_section(
     for key in given:
         if key not in keys:
             raise unknown(f"key of [{section}]:", key, keys)
-    values = {keys[key]: (convert or {}).get(key, _same)(value) for key, value in given.items()}
+    values = {keys[key]: (convert or {}).get(key, lambda value: value)(value) for key, value in given.items()}
     try:
         return cls(**values)
     except InvalidInput as error:
         raise InvalidInput(str(error).removeprefix(prefix)) from error
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def section_of(key: str, value: Any, known: Mapping[str, Any], **renamed: str) -> Any:

@@ -17,6 +17,7 @@ from undrift.experiments.recipes.results import (
 
 BEGIN, END = "<!-- results: written by `undrift reproduce --record` -->", "<!-- end of results -->"
 PICTURE = "curves.png"
+LINK = "../recipes"  # where recipes are, seen from the page
 COLUMNS = ("claim", "published", "recorded", "here", "holds")
 
 
@@ -124,8 +125,8 @@ def describe_verdicts(results: Results) -> str:
     return hold + (f", {counts['in the mean']} more in the mean" if counts["in the mean"] else "")
 
 
-def render_page(recipes: Mapping[str, Path], link: str = "../recipes") -> str:
-    """All recorded results as one page in Markdown; `link` is where recipes are, seen from the page."""
+def render_page(recipes: Mapping[str, Path]) -> str:
+    """All recorded results as one page in Markdown."""
     parts, rows, summaries, cells = [], [], [], []
     total = dict.fromkeys(VERDICTS, 0)
     for name, folder in sorted(recipes.items()):
@@ -135,13 +136,13 @@ def render_page(recipes: Mapping[str, Path], link: str = "../recipes") -> str:
         for verdict, count in counts.items():
             total[verdict] += count
         cells += [recorded.holds for claim in recipe.claim if claim.cell and (recorded := results.of(claim))]
-        picture = f"\n![{name}]({link}/{name}/{PICTURE})\n" if (folder / PICTURE).exists() else ""
+        picture = f"\n![{name}]({LINK}/{name}/{PICTURE})\n" if (folder / PICTURE).exists() else ""
         took = format_duration(results.seconds)
         rows.append([f"[{name}](#{name})", *(str(counts[verdict]) for verdict in VERDICTS), took])
         summaries += [f"- **{name}.** {recipe.summary}"] if recipe.summary else []
         parts.append(
             f"## {name}\n\n{recipe.about}. {recipe.paper}. {describe_verdicts(results)}; "
-            f"[setting]({link}/{name}/README.md). Runs took {took}.\n\n"
+            f"[setting]({LINK}/{name}/README.md). Runs took {took}.\n\n"
             f"    undrift reproduce {name}\n{picture}\n{claims_table(recipe, results)}"
         )
     head = (

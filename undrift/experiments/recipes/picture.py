@@ -12,7 +12,7 @@ COLOURS = {"yes": "tab:green", "in the mean": "tab:orange", "no": "tab:red"}
 SMALLEST = 1e-17  # of a logarithmic axis: what is smaller, and zero, is there
 
 
-def plot_claims(recipe: Recipe, results: Results, dpi: int = 110) -> bytes:
+def plot_claims(recipe: Recipe, results: Results) -> bytes:
     """A PNG: numbers by seed in the colour of the verdict, beside what was published or the bound."""
     from matplotlib.figure import Figure  # here, because it is slow to import
 
@@ -22,7 +22,7 @@ def plot_claims(recipe: Recipe, results: Results, dpi: int = 110) -> bytes:
     cells = [pair for pair in known if pair[0].cell and pair[0].equals is not None]
     figure = Figure(figsize=(6, 6) if cells else (9, 1 + 0.45 * len(known)), layout="constrained")
     (_plot_cells if cells else _plot_rows)(figure.subplots(), cells or known)
-    return to_png(figure, dpi)
+    return to_png(figure)
 
 
 def _plot_cells(panel: Any, cells: list[tuple[Claim, RecordedClaim]]) -> None:

@@ -130,25 +130,19 @@ def settings_digest(folder: Path, recipe: Recipe) -> str:
     """A digest of all that decides what comes out: searches, runs, the files that they name and those that these `use`."""
     parts = recipe.model_dump(include={"search", "run"})
     text = json.dumps(parts, sort_keys=True).encode()
-    used = {used for name in recipe.files if name.endswith(".toml") for used in _used_files(folder / name)}
+    described = [(folder / name).read_text(encoding="utf-8") for name in recipe.files if name.endswith(".toml")]
+    used = {file for text in described for file in tomllib.loads(text).get("use", [])}  # which experiments run first
     files = [*recipe.files, *sorted(used - {*recipe.files})]
     return hashlib.sha256(b"\0".join([text, *((folder / name).read_bytes() for name in files)])).hexdigest()
 
 
-def _used_files(path: Path) -> list[str]:
-    """The Python files that an experiment runs first."""
-    return tomllib.loads(path.read_text(encoding="utf-8")).get("use", [])
-
-
-@cache
-def _namespace(path: Path) -> dict[str, Any]:
-    return run_path(str(path))
+_run_once = cache(run_path)
 
 
 def function_of(folder: Path, name: str) -> Callable[[bool], Mapping[str, Sequence[float]]]:
     """The function "file.py:name" of a recipe."""
     file, _, function = name.partition(":")
-    found = _namespace(folder / file).get(function)
+    found = _run_once(str(folder / file)).get(function)
     if not callable(found):
         raise InvalidInput(f"{folder / file} has no function {function!r}, which {RECIPE} names")
     return cast(Any, found)

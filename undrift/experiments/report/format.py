@@ -7,7 +7,8 @@ from typing import Any
 
 from undrift.metrics.quality import is_share
 
-NEVER, UNKNOWN = "never", "–"
+UNKNOWN = "–"
+LISTED = 4  # names in a sentence
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|±|[kMGT]?B\b|m?s\b|min\b|h\b))|(?<=±) ")
 
 
@@ -109,14 +110,14 @@ def format_settings(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def join_names(names: Sequence[str], most: int = 4) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names as a sentence lists them; of many, the last ones are counted.
 
     >>> join_names(["a"]), join_names(["a", "b", "c"]), join_names(list("abcdef"))
     ('a', 'a, b and c', 'a, b, c, d and 2 others')
     """
-    if len(names) > most + 1:
-        names = [*names[:most], f"{len(names) - most} others"]
+    if len(names) > LISTED + 1:
+        names = [*names[:LISTED], f"{len(names) - LISTED} others"]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 

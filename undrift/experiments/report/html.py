@@ -18,7 +18,7 @@ from undrift.experiments.report.format import format_metric, format_settings, ke
 from undrift.experiments.report.load import Records
 from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
 from undrift.experiments.report.references import client_table, list_references
-from undrift.experiments.report.stats import MethodSummary, Summary, local_steps
+from undrift.experiments.report.stats import Summary, local_steps
 from undrift.experiments.report.tables import SECONDS, Column, list_columns
 from undrift.experiments.report.text import spell, write_last, write_remarks, write_span
 from undrift.local import Local
@@ -61,12 +61,10 @@ def _load_template() -> Any:
     from jinja2 import Environment, StrictUndefined  # here, because only pages need it
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"count": "{:,}".format, "keep_units": keep_units}
-    environment.filters |= {"settings_line": _write_settings}
-    environment.globals |= {"spell": spell}
-    environment.globals |= {"spans": _group_spans, "largest": _largest_value}
-    environment.globals |= {"write_remarks": write_remarks}
-    environment.globals |= {"write_last": write_last, "seconds_shown": f"{SECONDS:g}"}
+    environment.filters |= {"count": "{:,}".format, "keep_units": keep_units, "settings_line": _write_settings}
+    largest = lambda column, rows: max(column.number(row) or 0.0 for row in rows)
+    environment.globals |= {"spell": spell, "write_remarks": write_remarks, "write_last": write_last}
+    environment.globals |= {"spans": _group_spans, "largest": largest, "seconds_shown": f"{SECONDS:g}"}
     return environment.from_string(_read("page.html"))
 
 
@@ -79,10 +77,6 @@ def _group_spans(columns: Sequence[Column]) -> list[tuple[str, int]]:
     """The headings above the columns, and how many each of them spans."""
     groups = groupby(columns, key=lambda column: column.group)
     return [(heading, len(list(members))) for heading, members in groups]
-
-
-def _largest_value(column: Column, rows: Sequence[MethodSummary]) -> float:
-    return max(column.number(row) or 0.0 for row in rows)
 
 
 def _write_settings(section: Mapping[str, Any]) -> str:

@@ -240,11 +240,8 @@ def _load_experiment(path: Path, whole: bool) -> ExperimentRecord:
 def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecord:
     try:
         settings = tomllib.loads(directory.recorded_text)
-        (seed,), (label,), planned = (
-            settings["seeds"],
-            _list_labels(settings) or settings["reference"],
-            settings["rounds"],
-        )
+        (seed,), planned = settings["seeds"], settings["rounds"]
+        (label,) = _list_labels(settings) or settings["reference"]
     except (KeyError, ValueError) as error:  # a TOMLDecodeError is a ValueError
         raise InvalidInput(f"{directory.path / EXPERIMENT} does not describe a single run ({error!r})") from error
     method = label if experiment.path == directory.path else directory.path.parent.name

@@ -94,7 +94,7 @@ def needs_log_scale(curves: Iterable[Curve], metric: str) -> bool:
 # curves.png
 
 
-def plot_curves(s: Summary, dpi: int = 110) -> bytes:
+def plot_curves(s: Summary) -> bytes:
     """The report's metric against every axis, as a PNG: means over seeds, shaded from the lowest to the highest."""
     from matplotlib.figure import Figure  # here, because it is slow to import; not pyplot, whose state is the caller's
 
@@ -109,15 +109,15 @@ def plot_curves(s: Summary, dpi: int = 110) -> bytes:
     lines, labels = panels[0].get_legend_handles_labels()
     columns = min(6, len(labels))
     figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False)
-    return to_png(figure, dpi)
+    return to_png(figure)
 
 
-def to_png(figure: Any, dpi: int) -> bytes:
+def to_png(figure: Any) -> bytes:
     """A figure of matplotlib as a PNG of 128 colours, which takes a third of the bytes."""
     from PIL import Image
 
     full, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(full, format="png", dpi=dpi, facecolor="white")
+    figure.savefig(full, format="png", dpi=110, facecolor="white")
     Image.open(full).convert("RGB").quantize(128).save(small, format="png", optimize=True)
     return small.getvalue()
 

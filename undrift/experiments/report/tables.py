@@ -102,6 +102,7 @@ def list_columns(s: Summary) -> list[Column]:
     table4 = partial(Column, group="GHBM's Table 4", on_page=s.compared, cost=lambda row: row.table4)
     goal = partial(Column, group=target, show=s.target is not None, cost=lambda row: row.to_target)
     time = partial(Column, group="virtual time", table="time", show=s.timed)
+    base_time = partial(time, on_page=s.compared, cost=lambda row: row.to_baseline)
 
     def delta(cost: Callable[[MethodSummary], float | None]) -> Callable[[MethodSummary], float | None]:
         return lambda row: s.change(row, cost)
@@ -181,22 +182,10 @@ def list_columns(s: Summary) -> list[Column]:
             write_row=lambda row: " + ".join(map(format_bytes, bytes_per_visit(row.method))),
         ),
         time("total_virtual_seconds", "all rounds", lambda row: row.total.virtual, format_seconds),
-        time(
-            "virtual_seconds_to_baseline",
-            "to baseline's quality",
-            lambda row: row.to_baseline.virtual,
-            format_seconds,
-            cost=lambda row: row.to_baseline,
-            on_page=s.compared,
+        base_time(
+            "virtual_seconds_to_baseline", "to baseline's quality", lambda row: row.to_baseline.virtual, format_seconds
         ),
-        time(
-            "virtual_seconds_change",
-            AGAINST,
-            delta(lambda row: row.to_baseline.virtual),
-            format_change,
-            cost=lambda row: row.to_baseline,
-            on_page=s.compared,
-        ),
+        base_time("virtual_seconds_change", AGAINST, delta(lambda row: row.to_baseline.virtual), format_change),
         timed("staleness", "staleness", "{:.2f}".format, lambda t: f"at most {t['max_staleness']:.0f}"),
         timed("updates", "used", format_count, lambda t: f"of {format_count(t['clients'])} clients"),
         timed("lost", "lost", format_count, lambda t: f"{100 * t['share_lost']:.1f} %"),

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 
 from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.report.html import render_report
-from undrift.experiments.report.load import load_runs
+from undrift.experiments.report.load import Records, load_runs
 from undrift.experiments.report.plots import plot_curves
 from undrift.experiments.report.stats import Summary, summarise_methods
 from undrift.experiments.report.tables import rounds_csv, summary_csv
@@ -32,7 +32,12 @@ def summarise(paths: Sequence[Path], **options: Unpack[Options]) -> Summary:
     metric     the accuracy if not given and recorded, else the loss
     last       how many evaluated rounds a final quality is the mean of; a tenth if not given, at most 100
     """
-    s = summarise_methods(load_runs(paths), **options)
+    return summarise_records(load_runs(paths), **options)
+
+
+def summarise_records(records: Records, **options: Unpack[Options]) -> Summary:
+    """The same of runs that have been read."""
+    s = summarise_methods(records, **options)
     return replace(s, answer=write_answer(s), notes=write_notes(s))
 
 

@@ -126,9 +126,10 @@ class RunDirectory:
 
 
 def create(
-    path: Path, experiment: Experiment, about: Mapping[str, Any], federations: Federations | None = None
+    path: Path, experiment: Experiment, about: Mapping[str, Any] | None = None, federations: Federations | None = None
 ) -> RunDirectory:
-    """Make a run directory; one that is there already is never touched, unless it was left half-made."""
+    """Make a run directory, whose manifest may say more `about` it; one that is there already is never touched, unless it
+    was left half-made."""
     try:
         if path.exists() and (not path.is_dir() or _occupied(path)):
             begun = (path / EXPERIMENT).exists()
@@ -137,9 +138,9 @@ def create(
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
         own = {file: checksum(Path(file)) for file in experiment.use}
-        write_json(path / MANIFEST, {**manifest(text), "use": own, **about}, copy=True)
-        for file in (copy_of(path / EXPERIMENT), path / EXPERIMENT):  # last: with it the directory is made
-            write_aside(file, text.encode())
+        known = {**manifest(text), "use": own, "seeds": experiment.seeds, **(about or {})}
+        write_json(path / MANIFEST, known, copy=True)
+        write_aside(path / EXPERIMENT, text.encode(), copy=True)  # last: with it the directory is made
     except OSError as error:
         another = f"{setting('out', out=...)} chooses another place"
         raise InvalidInput(f"{path} cannot be written ({error.strerror}): {another}") from error
@@ -178,8 +179,7 @@ def rewrite(directory: RunDirectory, experiment: Experiment) -> RunDirectory:
     text, known = to_toml(experiment), directory.manifest()
     path = directory.path / MANIFEST
     write_json(path, {**known, "next": digest(text)}, copy=True)  # stopped at any moment, one of them is right
-    for file in (copy_of(directory.path / EXPERIMENT), directory.path / EXPERIMENT):
-        write_aside(file, text.encode())
+    write_aside(directory.path / EXPERIMENT, text.encode(), copy=True)
     (directory.path / RESULT).unlink(missing_ok=True)
     write_json(path, {**known, "experiment": digest(text)}, copy=True)
     return replace(directory, known=experiment)

@@ -128,7 +128,7 @@ def _start(experiment: Experiment, labels: Sequence[str], folder: Path, jobs: in
     paths = []
     for number, label in enumerate(labels):
         one = experiment.single(label, experiment.seeds[0])
-        paths.append(str(create(folder / f"{number}", one, {"seeds": one.seeds}).path))
+        paths.append(str(create(folder / f"{number}", one).path))
     return subprocess.Popen(
         [sys.executable, "-m", "undrift.experiments.runs.estimate", str(jobs), *paths],
         stdout=subprocess.PIPE,

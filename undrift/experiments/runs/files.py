@@ -35,22 +35,11 @@ class Damaged(InvalidInput):
     """A file that is not what was written."""
 
 
-def write_aside(path: Path, content: bytes | memoryview, mode: int = AS_USUAL) -> None:
-    """Write beside the place, make sure of it, rename: under its own name a file is always whole."""
-    aside = _beside(path)
-    try:
-        with os.fdopen(_created(aside, mode), "wb") as file:
+def write_aside(path: Path, content: bytes | memoryview, mode: int = AS_USUAL, copy: bool = False) -> None:
+    """Write a file that is whole or not there; before it its copy, if it has one."""
+    for place in (copy_of(path), path) if copy else (path,):
+        with _aside(place, mode) as number, os.fdopen(number, "wb", closefd=False) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError:
-        _removed(aside)
-        raise
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
 
 
 def copy_of(path: Path) -> Path:
@@ -58,15 +47,23 @@ def copy_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.copy")
 
 
-def _created(aside: Path, mode: int, flags: int = 0) -> int:
-    """A new file to write to: what was left under its name goes first, so that no link is followed."""
-    aside.unlink(missing_ok=True)
-    return os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, mode)
-
-
-def _removed(aside: Path) -> None:
-    with suppress(OSError):  # a directory of that name is not ours; the first error is the one to tell
-        aside.unlink(missing_ok=True)
+@contextmanager
+def _aside(path: Path, mode: int, flags: int = 0) -> Iterator[int]:
+    """A new file beside the place; when it is written, make sure of it and rename it."""
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        aside.unlink(missing_ok=True)  # what was left under its name goes first, so that no link is followed
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, mode)
+        try:
+            yield file
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):  # a directory of that name is not ours; the first error is the one to tell
+            aside.unlink(missing_ok=True)
+        raise
 
 
 Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: its numbers and its shape
@@ -142,21 +139,13 @@ class Draft:
 
     def _write_directly(self, path: Path) -> bool:
         """Write whole blocks past the cache; False where the file system cannot."""
-        aside = _beside(path)
+        blocks, done = memoryview(self._memory)[: -(-self._size // BLOCK) * BLOCK], 0
         try:
-            file = _created(aside, OWNER_ONLY, os.O_DIRECT)
-            try:
-                blocks = memoryview(self._memory)[: -(-self._size // BLOCK) * BLOCK]
-                done = 0
+            with _aside(path, OWNER_ONLY, os.O_DIRECT) as file:
                 while done < len(blocks):
                     done += os.write(file, blocks[done:])
                 os.ftruncate(file, self._size)
-                os.fsync(file)
-            finally:
-                os.close(file)
-            os.replace(aside, path)
         except OSError as error:
-            _removed(aside)
             if error.errno == errno.EINVAL:
                 return False
             raise
@@ -195,9 +184,7 @@ def write_json(path: Path, content: Any, copy: bool = False) -> None:
     if isinstance(content, dict):
         rest = {FORMAT: 1} | {name: value for name, value in content.items() if name != CHECK}
         content = {**rest, CHECK: checksum_of(rest)}
-    data = (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
-    for place in (copy_of(path), path) if copy else (path,):
-        write_aside(place, data)
+    write_aside(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), copy=copy)
 
 
 def read_json(path: Path) -> Any:
@@ -356,14 +343,17 @@ def holds(path: Path, mark: Mapping[str, int]) -> bool:
 
 def read_checked(path: Path, mark: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
     """The lines of a file that has a copy, and that was marked when it was finished; Damaged if neither can be trusted."""
-    copied = copied_lines(path)  # first: the file itself is never behind
-    lines = whole_lines(path)
-    differs = not holds(path, mark) if mark else copied is not None and lines[: len(copied)] != copied
-    if differs:
-        if copied is None or (mark and mark_of_bytes(b"".join(copied)) != mark):
+    if mark:
+        content = marked(path, mark)
+        if content is None:
             raise Damaged(f"{path} is damaged, and so is its copy: `undrift verify {path.parent}` says what is sound")
-        log.warning("%s is damaged: its copy is used", path)
-        lines = copied if mark else [*copied, *lines[len(copied) :]]
+        lines = content.splitlines()
+    else:
+        copied = copied_lines(path) or []  # first: the file itself is never behind
+        lines = whole_lines(path)
+        if lines[: len(copied)] != copied:
+            log.warning("%s is damaged: its copy is used", path)
+            lines = [*copied, *lines[len(copied) :]]
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as error:

@@ -88,20 +88,20 @@ LOGS: dict[str, Callable[[Path, str, dict[str, Any]], Log]] = {
 
 
 class Logs:
-    """Some of them together."""
+    """Some of them together, or none; `sent` is how many bytes have been, down and up, once there was a round."""
 
     def __init__(self, names: Sequence[str], folder: Path, name: str, config: dict[str, Any]):
         self._logs = [LOGS[each](folder, name, config) for each in names]
         self._folder = folder
-        self._sent: int | None = None
+        self.sent: int | None = None
 
     def add(self, r: Round) -> None:
-        if self._sent is None:  # a resumed run has sent some before
-            self._sent = sent_before(self._folder, r.round)
-        self._sent += r.bytes_down + r.bytes_up
+        if self.sent is None:  # a resumed run has sent some before
+            self.sent = sent_before(self._folder, r.round)
+        self.sent += r.bytes_down + r.bytes_up
         values = {k: v for k, v in metrics_of(r).items() if v is not None}
         for log in self._logs:
-            log.add(r.round, {**values, "bytes_sent": self._sent, "seconds_a_round": r.seconds})
+            log.add(r.round, {**values, "bytes_sent": self.sent, "seconds_a_round": r.seconds})
 
     def close(self) -> None:
         for log in self._logs:

@@ -1,8 +1,12 @@
 """A run that leaves everything behind: metrics line by line, checkpoints, the best and the last model."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 from safetensors.torch import save
 from torch import Tensor
@@ -22,7 +26,6 @@ from undrift.experiments.runs.files import (
     write_aside,
     write_json,
 )
-from undrift.experiments.runs.interrupts import Interrupts
 from undrift.experiments.runs.loggers import Logs
 from undrift.problems import Problem
 from undrift.problems.protocols import FromModule
@@ -30,6 +33,8 @@ from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.asynchronous.async_state import still_out
 from undrift.simulation.asynchronous.clock import RECORDED_VISITS
 from undrift.simulation.results import Best, Round, State, better
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def recorded(
     play = play or prepare(config).play
     playing = play(state) if state.round < config.rounds else iter(())
     whole = True  # nothing is half done
-    with Interrupts() as interrupts:
+    with _between_rounds() as stop_if_asked:
         try:
             while True:
                 whole, stopped = False, None
@@ -81,10 +86,39 @@ def recorded(
                     logs.add(r)
                 whole = True
                 yield r
-                interrupts.check()
+                stop_if_asked()
             record.end(config.problem, stopped)
         finally:  # also if the caller stops asking: what is whole is kept
             record.close(save=whole)
+
+
+@contextmanager
+def _between_rounds() -> Iterator[Callable[[], None]]:
+    """While this is entered, Ctrl-C (or SIGTERM) is held back until what it gives is called; a second one acts at once.
+
+    What is computed and recorded together is therefore whole when a run is stopped politely.  Only the main thread hears
+    signals; elsewhere this does nothing.
+    """
+    asked = False
+
+    def stop_if_asked() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        stop_if_asked()
+        asked = True
+
+    heard = [number for number in SIGNALS if signal.getsignal(number) is signal.default_int_handler]
+    heard = heard if threading.current_thread() is threading.main_thread() else []
+    for number in heard:
+        signal.signal(number, hear)
+    try:
+        yield stop_if_asked
+    finally:
+        for number in heard:
+            signal.signal(number, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def begin_with_best(folder: Path, experiment: Experiment, runs: Sequence[RunDire
         if start.exists() and start.read_bytes() != model:
             described = run.experiment()
             shutil.rmtree(run.path)
-            run = create(run.path, described, {"seeds": described.seeds})
+            run = create(run.path, described)
         write_aside(run.path / START, model)
         write_json(run.path / ABOUT, {"of": best})
         made.append(run)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -90,7 +91,7 @@ def prepare_directory(experiment: Experiment, out: Path, resumes: bool = False) 
         experiment = experiment.single(experiment.labels[0], experiment.seeds[0])
     if resumes and (out / EXPERIMENT).exists() and RunDirectory(out).experiment_text == to_toml(experiment):
         return open_directory(out)
-    return create(out, experiment, {"seeds": experiment.seeds}, federations)
+    return create(out, experiment, federations=federations)
 
 
 def resolve_engine(experiment: Experiment) -> tuple[Experiment, Federations]:
@@ -240,7 +241,7 @@ def run_experiment(directory: RunDirectory, jobs: int = 1, workers: "Sequence[Wo
 def _open_member(path: Path, experiment: Experiment) -> RunDirectory:
     """The directory of one run of a comparison: made if it is not there, longer if the comparison has become so."""
     if not (path / EXPERIMENT).exists():
-        return create(path, experiment, {"seeds": experiment.seeds})
+        return create(path, experiment)
     member = open_directory(path)
     return rewrite(member, experiment) if member.experiment().rounds < experiment.rounds else member
 
@@ -259,16 +260,9 @@ def run_one(
         config = reference_run(experiment, built, path) if experiment.is_reference else config_of(experiment, built)
         memory = experiment.state_memory or half_of_memory() // at_a_time
         recording = Recording(experiment.checkpoint_every, memory)
-        logs = _logs(experiment, path)
-        try:
-            sent = None
+        with closing(_logs(experiment, path)) as logs:
             for r in recorded(path, config, recording, logs):
-                sent = sent_before(path, r.round) if sent is None else sent
-                sent += r.bytes_down + r.bytes_up
-                yield Update(path, r.round, config.rounds, metrics_of(r), sent)
-        finally:
-            if logs is not None:
-                logs.close()
+                yield Update(path, r.round, config.rounds, metrics_of(r), logs.sent or 0)
         result = directory.result() or {}
         yield Update(
             path,
@@ -281,9 +275,7 @@ def run_one(
         )
 
 
-def _logs(experiment: Experiment, path: Path) -> Logs | None:
-    if not experiment.log:
-        return None
+def _logs(experiment: Experiment, path: Path) -> Logs:
     (label,), (seed,) = experiment.labels or experiment.reference, experiment.seeds
     config = {"seed": seed, "algorithm": label, "data": experiment.data.name}
     return Logs(experiment.log, path, f"{label} seed {seed}", config)
@@ -366,18 +358,16 @@ def _in_processes(paths: Sequence[Path], workers: Sequence[Worker]) -> Iterator[
 
 def start_workers(jobs: int, threads: int | None) -> list[Worker]:
     """Processes for so many runs at a time; they take seconds until they are ready, and end when this process does."""
-    return [Worker(_start_worker(threads or 1, jobs)) for _ in range(jobs)]
-
-
-def _start_worker(threads: int, jobs: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through us, once
+    start = partial(
+        subprocess.Popen[str],
         [sys.executable, "-m", "undrift.experiments.runs.worker", str(jobs)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads or 1)},
+        start_new_session=True,  # Ctrl-C reaches it through us, once
     )
+    return [Worker(start()) for _ in range(jobs)]
 
 
 def _hand_over(worker: Worker, waiting: list[Path]) -> None:

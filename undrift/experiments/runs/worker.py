@@ -22,22 +22,22 @@ def main() -> None:
     news = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed, by a user's file or a library, is not news
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever was inherited
-    runs: Queue[Path | None] = Queue()
+    runs: Queue[Path] = Queue()
     busy = Event()
     Thread(target=_listen, args=(runs, busy), daemon=True).start()
     at_a_time = int(sys.argv[1]) if sys.argv[1:] else 1
     federations = Federations()  # runs of one seed share theirs
     _tell(news, {"ready": True})
     try:
-        while (path := runs.get()) is not None:
-            _run(path, busy, news, at_a_time, federations)
+        while True:
+            _run(runs.get(), busy, news, at_a_time, federations)
     except KeyboardInterrupt:
         os._exit(130)
     except BrokenPipeError:
         os._exit(1)
 
 
-def _listen(runs: "Queue[Path | None]", busy: Event) -> None:
+def _listen(runs: "Queue[Path]", busy: Event) -> None:
     """Take orders.  If there will be none any more, whoever gave them is gone."""
     for line in sys.stdin:
         if (word := line.rstrip("\n")) == STOP:

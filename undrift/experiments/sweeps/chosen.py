@@ -1,7 +1,7 @@
 """What was chosen, put into an experiment; and whether it could be chosen better outside the space."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from undrift.core.errors import InvalidInput
@@ -52,11 +52,12 @@ def check_values(experiment: Experiment, search: MethodSearch) -> Experiment:
     first = {path: each[0] for path, each in values.items()}
     for path, each in values.items():
         for value in each:
-            _tried(experiment, search.label, {**first, path: value})
-    return _tried(experiment, search.label, first)
+            with_chosen(experiment, search.label, {**first, path: value})
+    return with_chosen(experiment, search.label, first)
 
 
-def _tried(experiment: Experiment, label: str, chosen: Mapping[str, HyperValue]) -> Experiment:
+def with_chosen(experiment: Experiment, label: str, chosen: Mapping[str, HyperValue]) -> Experiment:
+    """The experiment with one method, with what was chosen."""
     return with_methods(experiment, {label: method_words(experiment, label, chosen)})
 
 
@@ -67,10 +68,10 @@ def edges(experiment: Experiment, search: MethodSearch, chosen: Mapping[str, Hyp
         if beyond is None:
             continue
         try:
-            _tried(experiment, search.label, {**chosen, path: beyond})
+            with_chosen(experiment, search.label, {**chosen, path: beyond})
         except InvalidInput:
             continue  # nothing is beyond
-        low, high = (choice.low, choice.high) if isinstance(choice, Range) else _ends(choice)
+        low, high = _ends(choice)
         yield f"{path} = {chosen[path]:g} is at the edge of its values ({low:g} to {high:g}): widen them"
 
 
@@ -92,6 +93,8 @@ def _beyond(choice: Candidates, value: HyperValue) -> HyperValue | None:
     return value + side if isinstance(value, int) else value + side * 1e-6 * max(abs(value), 1e-3)
 
 
-def _ends(values: Sequence[HyperValue]) -> tuple[float, float]:
-    numbers = [v for v in values if not isinstance(v, bool | str)]
+def _ends(choice: Candidates) -> tuple[float, float]:
+    if isinstance(choice, Range):
+        return choice.low, choice.high
+    numbers = [v for v in choice if not isinstance(v, bool | str)]
     return min(numbers), max(numbers)

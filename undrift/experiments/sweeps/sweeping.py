@@ -10,6 +10,7 @@ import csv
 import io
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.config.toml import Origin, from_dict, to_dict, to_toml
-from undrift.experiments.runs.files import lock, write_aside
+from undrift.experiments.runs.files import hold, write_aside
 from undrift.experiments.runs.running import config_of
-from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_methods
+from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_chosen, with_methods
 from undrift.experiments.sweeps.plan import MethodSearch, Plan, plan_searches
 from undrift.experiments.sweeps.space import space_from_dict, space_to_dict
 from undrift.experiments.sweeps.store import Asked, Store, optuna
@@ -114,12 +115,9 @@ def continue_sweep(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
 
 
 def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
-    held = lock(directory)
-    store = None
-    try:
+    with hold(directory), _store(sweep, directory) as store:
         if sweep.experiment.threads is not None:
             torch.set_num_threads(sweep.experiment.threads)
-        store = Store(directory, [search.label for search in sweep.searches], sweep.metric)
         done = {search.label: store.trials(search) for search in sweep.searches}
         _write(sweep, directory, done)
         ahead: dict[tuple[str, int], Outcome] = {}
@@ -133,10 +131,10 @@ def _carried_out(sweep: Sweep, directory: Path) -> Iterator[TrialDone]:
                     mine.append(_tried(sweep, asked, mine, ahead.pop((search.label, number), None)))
                     _write(sweep, directory, done)
                     yield mine[-1]
-    finally:
-        if store is not None:
-            store.close()
-        held.release()
+
+
+def _store(sweep: Sweep, directory: Path) -> closing[Store]:
+    return closing(Store(directory, [search.label for search in sweep.searches], sweep.metric))
 
 
 def _one_computation(sweep: Sweep, search: MethodSearch) -> bool:
@@ -153,10 +151,8 @@ def _block(sweep: Sweep, search: MethodSearch, number: int) -> dict[tuple[str, i
     assert search.points is not None
     size = max(1, RUNS_PER_BATCH // len(sweep.problems))
     begin = number // size * size
-    experiments = [
-        with_methods(sweep.experiment, {search.label: method_words(sweep.experiment, search.label, point)})
-        for point in search.points[begin : begin + size]
-    ]
+    points = search.points[begin : begin + size]
+    experiments = [with_chosen(sweep.experiment, search.label, point) for point in points]
     found = run_trials(experiments, sweep.problems, sweep.metric, sweep.last)
     return {(search.label, begin + n): ended for n, ended in enumerate(found)}
 
@@ -186,11 +182,8 @@ def _tried(sweep: Sweep, asked: Asked, earlier: Sequence[TrialDone], ended: Outc
 
 def read_results(sweep: Sweep, directory: Path) -> list[SweepResult]:
     """What the trials so far say of every method."""
-    store = Store(directory, [search.label for search in sweep.searches], sweep.metric)
-    try:
+    with _store(sweep, directory) as store:
         trials = {search.label: store.trials(search) for search in sweep.searches}
-    finally:
-        store.close()
     return [_found(sweep, search, trials[search.label]) for search in sweep.searches]
 
 

@@ -59,7 +59,7 @@ def run_trials(
     """How several trials end, all of them and all seeds as one computation where that can be."""
     runs = [run for experiment in experiments for run in _runs(experiment, problems)]
     # without the models of every round, which would fill the memory
-    rounds = [[_light(r) for r in each] for each in _side_by_side(runs)]
+    rounds = [[r.without_state() if isinstance(r, Round) else r for r in each] for each in _side_by_side(runs)]
     width = len(problems)
 
     def curve(n: int) -> Iterator[tuple[int, list[Metrics]]]:
@@ -101,26 +101,19 @@ def _without_warnings() -> Iterator[None]:
 
 def _side_by_side(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     """The rounds of runs; an item a run, its round or why it has ended."""
-    with _without_warnings():
-        yield from _playing(runs)
-
-
-def _playing(runs: Sequence[RunConfig]) -> Iterator[list[Played]]:
     first = runs[0]
-    if first.timed or first.codec is not None or first.privacy is not None:  # which one computation does not have
-        alone = [to_the_end(prepare(run).play()) for run in runs]
-        return (list(row) for row in zip(*alone, strict=False))
-    return rounds_together(
-        [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
-        rounds=first.rounds,
-        participation=first.participation,
-        engine=first.engine,
-        evaluate_every=first.evaluate_every,
-    )
-
-
-def _light(r: Played) -> Played:
-    return r.without_state() if isinstance(r, Round) else r
+    with _without_warnings():
+        if first.timed or first.codec is not None or first.privacy is not None:  # which one computation does not have
+            alone = [to_the_end(prepare(run).play()) for run in runs]
+            yield from map(list, zip(*alone, strict=False))
+        else:
+            yield from rounds_together(
+                [Trial(run.algorithm, run.problem, run.local, run.seed) for run in runs],
+                rounds=first.rounds,
+                participation=first.participation,
+                engine=first.engine,
+                evaluate_every=first.evaluate_every,
+            )
 
 
 def _evaluated(each: Sequence[Played]) -> Iterator[tuple[int, list[Metrics]]]:
