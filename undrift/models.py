@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from undrift.core.errors import InvalidInput, check_name, first_line
+from undrift.core.errors import InvalidInput, first_line, registering
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
 
@@ -35,9 +35,7 @@ def model(make: Make) -> Make:
     >>> MODELS.pop("wide").__name__
     'wide'
     """
-    check_name("model", make.__name__, MODELS.get(make.__name__), make)
-    MODELS[make.__name__] = make
-    return make
+    return registering("model", make.__name__, MODELS)(make)
 
 
 # dense
@@ -188,7 +186,8 @@ def resnet18(classes: int = 10) -> nn.Module:
 
     11,173,962 parameters for 10 classes.  Shortcuts B (1 x 1 convolutions); torch's default initialisation.
     """
-    return _resnet([64, 128, 256, 512], 2, classes, _projection)
+    projection = lambda channels, width, stride: nn.Sequential(*_conv(channels, width, stride, kernel=1))
+    return _resnet([64, 128, 256, 512], 2, classes, projection)
 
 
 def _resnet(widths: list[int], blocks: int, classes: int, shortcut: Callable[[int, int, int], nn.Module]) -> nn.Module:
@@ -209,10 +208,6 @@ def _resnet(widths: list[int], blocks: int, classes: int, shortcut: Callable[[in
 def _conv(channels: int, width: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
     conv = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
     return [conv, nn.GroupNorm(2, width)]
-
-
-def _projection(channels: int, width: int, stride: int) -> nn.Module:
-    return nn.Sequential(*_conv(channels, width, stride, kernel=1))
 
 
 # text

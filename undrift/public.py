@@ -9,7 +9,6 @@ from undrift.core.hyper import algorithm, hyper, method
 from undrift.core.records import nbytes, record
 from undrift.core.work import Work
 from undrift.data.assignment import Partition, partition
-from undrift.data.augment import CropFlip
 from undrift.data.datasets.libsvm import libsvm
 from undrift.data.partitions import (
     IID,
@@ -24,6 +23,7 @@ from undrift.data.partitions import (
 )
 from undrift.data.registry import DATASETS, Data, dataset, load
 from undrift.data.tables import from_table
+from undrift.data.transforms import CropFlip
 from undrift.experiments.choosing import Choice, choose, load_choice
 from undrift.experiments.comparison import Comparison, LoadedRun, compare, load_run
 from undrift.experiments.config import Experiment

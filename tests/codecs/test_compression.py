@@ -15,9 +15,9 @@ from tests.support.mutation import assert_noticed
 from tests.support.oracles import scaffold as oracle
 from tests.support.oracles.world import make_world
 from tests.support.toy_problem import WorldProblem, gap, path, random_cohorts
-from undrift.codecs import CodecWire, bits, make_codec, quantised, sparse
-from undrift.codecs.bits import pack_bits, unpack_bits
+from undrift.codecs import CodecWire, compressors, make_codec
 from undrift.codecs.codec import _round_trip, random_of
+from undrift.codecs.compressors import pack_bits, unpack_bits
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.core.work import Ones, Solver, Work
@@ -353,16 +353,16 @@ def test_a_wire_keeps_errors_only_with_feedback() -> None:
 # mistakes that are made
 
 MISTAKES: list[tuple[Any, str, str, Any]] = [
-    (sparse, "v.abs().topk(", "v.topk(", lambda: check_meaning("top-k", ud.TopK(3), 20)),
-    (sparse, "values * (D / k)", "values * (k / D)", lambda: test_unbiased_codecs_are(ud.RandomK(2))),
-    (sparse, "values if self.feedback else", "values if False else",
+    (compressors, "v.abs().topk(", "v.topk(", lambda: check_meaning("top-k", ud.TopK(3), 20)),
+    (compressors, "values * (D / k)", "values * (k / D)", lambda: test_unbiased_codecs_are(ud.RandomK(2))),
+    (compressors, "values if self.feedback else", "values if False else",
      lambda: check_meaning("random-k", ud.RandomK(3, feedback=True), 20)),
-    (sparse, "(D - 1).bit_length()", "(D - 2).bit_length()", lambda: check_meaning("top-k", ud.TopK(1.0), 65)),
-    (quantised, "random(v, \"uniform\")).floor()", "random(v, \"uniform\"))",
+    (compressors, "(D - 1).bit_length()", "(D - 2).bit_length()", lambda: check_meaning("top-k", ud.TopK(1.0), 65)),
+    (compressors, "random(v, \"uniform\")).floor()", "random(v, \"uniform\"))",
      lambda: test_unbiased_codecs_are(ud.Quantised(2, stochastic=True))),
-    (quantised, "2 * level / (2**self.bits - 1) - 1", "2 * level / 2**self.bits - 1",
+    (compressors, "2 * level / (2**self.bits - 1) - 1", "2 * level / 2**self.bits - 1",
      lambda: check_meaning("quantised", ud.Quantised(3), 20)),
-    (bits, "(0, -each.shape[-1] % 8)", "(-each.shape[-1] % 8, 0)", lambda: check_meaning("quantised", ud.Quantised(3), 3)),
+    (compressors, "(0, -each.shape[-1] % 8)", "(-each.shape[-1] % 8, 0)", lambda: check_meaning("quantised", ud.Quantised(3), 3)),
     (codec_module, "v = leaf if error is None else leaf + error", "v = leaf", test_error_feedback_is_that_of_a_loop_in_numpy),
     (codec_module, "kept.append(v - self", "kept.append(leaf - self", test_error_feedback_is_that_of_a_loop_in_numpy),
 ]  # fmt: skip

@@ -3,9 +3,7 @@
 The bytes that are counted, and on real nodes sent, are those of the encoded payload.  Both sides run the same code.
 """
 
-from undrift.codecs.casting import Cast
 from undrift.codecs.codec import Codec, CodecWire, codec, make_codec, make_wire
-from undrift.codecs.quantised import Quantised
-from undrift.codecs.sparse import RandomK, TopK
+from undrift.codecs.compressors import Cast, Quantised, RandomK, TopK
 
 __all__ = ["Cast", "Codec", "CodecWire", "Quantised", "RandomK", "TopK", "codec", "make_codec", "make_wire"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, exchanges_of, trial_up
-from undrift.core.errors import InvalidInput, MethodFailure, check_name, first_line
+from undrift.core.errors import InvalidInput, MethodFailure, first_line, registering
 from undrift.core.hyper import build_named, spec_of
 from undrift.core.records import Beside, check_records, children, map_leaves, record, tensors, with_children
 from undrift.core.rng import Distribution, Key, Purpose
@@ -52,13 +52,7 @@ def codec(name: str) -> Callable[[CodecT], CodecT]:
     >>> CODECS.pop("sign") is Sign
     True
     """
-
-    def register(make: CodecT) -> CodecT:
-        check_name("codec", name, CODECS.get(name), make)
-        CODECS[name] = make
-        return make
-
-    return register
+    return registering("codec", name, CODECS)
 
 
 @codec("identity")

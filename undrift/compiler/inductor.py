@@ -60,7 +60,7 @@ def trace(
     settings: dict[str, Any] = {"shape_env": shape_env, "static_shapes": True}
     with FakeTensorMode(allow_non_fake_inputs=True, **settings) as mode:
         # Each on its own: a tensor that is given twice now may be two tensors the next time.
-        arguments = [fake_like(t) for t in inputs]
+        arguments = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
         table = {**select_decomp_table(), **DECOMPOSITIONS}
         with_pooling = {op: way for op, way in table.items() if op not in pooling}
         graph = make_fx(function, decomposition_table=with_pooling)(*arguments)
@@ -74,11 +74,6 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def fake_like(t: Tensor) -> Tensor:
-    """In a fake mode: a tensor without numbers that is laid out like t."""
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
 
 def eliminate_common_subexpressions(module: GraphModule) -> GraphModule:

@@ -15,6 +15,19 @@ class NotBatchable(Exception):
     """Why runs cannot be one computation."""
 
 
+def _operator(f: Callable[[Any, Any], Any]) -> Callable[["BatchedScalar", Any], Any]:
+    """An arithmetic operation of `BatchedScalar`, beside another one, a number or vectors."""
+
+    def operate(self: "BatchedScalar", other: Any) -> Any:
+        if isinstance(other, BatchedScalar):
+            return BatchedScalar(f(self.values, other.values))
+        if isinstance(other, int | float) or (isinstance(other, Tensor) and other.dim() == 0):
+            return BatchedScalar(f(self.values, other))
+        return f(self.values.to(other.dtype), other) if isinstance(other, Tensor) else NotImplemented
+
+    return operate
+
+
 class BatchedScalar:
     """A float of every run: beside other numbers it stays in float64 as floats do, beside vectors it is a column of theirs.
 
@@ -52,41 +65,14 @@ class BatchedScalar:
 
     __hash__ = object.__hash__
 
-    def _with(self, other: Any, f: Callable[[Any, Any], Tensor]) -> Any:
-        if isinstance(other, BatchedScalar):
-            return BatchedScalar(f(self.values, other.values))
-        if isinstance(other, int | float) or (isinstance(other, Tensor) and other.dim() == 0):
-            return BatchedScalar(f(self.values, other))
-        return f(self.values.to(other.dtype), other) if isinstance(other, Tensor) else NotImplemented
-
     def __neg__(self) -> "BatchedScalar":
         return BatchedScalar(-self.values)
 
-    def __add__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a + b)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a - b)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b - a)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a * b)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a / b)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b / a)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: a**b)
-
-    def __rpow__(self, other: Any) -> Any:
-        return self._with(other, lambda a, b: b**a)
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__ = __radd__ = _operator(lambda a, b: a + b)
+    __sub__, __rsub__ = _operator(lambda a, b: a - b), _operator(lambda a, b: b - a)
+    __mul__ = __rmul__ = _operator(lambda a, b: a * b)
+    __truediv__, __rtruediv__ = _operator(lambda a, b: a / b), _operator(lambda a, b: b / a)
+    __pow__, __rpow__ = _operator(lambda a, b: a**b), _operator(lambda a, b: b**a)
 
     @classmethod
     def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -130,6 +130,12 @@ def check_records(*messages: Any) -> None:
         tensors(message)
 
 
+def checked_record(message: T) -> T:
+    """The same record, after `check_records`."""
+    check_records(message)
+    return message
+
+
 def map_tensors(f: Callable[[Tensor], Tensor], message: T) -> T:
     """The same record with f applied to every tensor in it.
 

@@ -4,6 +4,6 @@ registry      Data, load("mnist"), @dataset("name")
 datasets/     the readers
 store         finding, checking and downloading their files
 tables        from_table: your own data with named columns
-transforms    from stored samples to model inputs;  augment    random crops and flips
+transforms    from stored samples to model inputs, random crops and flips
 partitions    which client holds which sample, @partition("name")
 """

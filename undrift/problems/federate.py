@@ -13,11 +13,11 @@ from undrift.core.errors import InvalidInput, unknown
 from undrift.core.hyper import check_value
 from undrift.core.rng import Key, Purpose, generator
 from undrift.data.assignment import ClientIndices, Partition, Samples, assign_clients
-from undrift.data.augment import CropFlip
 from undrift.data.gather import Collate, Columns, Gathered, gather, gather_test
 from undrift.data.partitions import Natural
 from undrift.data.registry import Data
 from undrift.data.tables import is_table
+from undrift.data.transforms import CropFlip
 from undrift.data.trees import map_tree, sample_count, shapes
 from undrift.problems.evaluation import MODEL_METRICS
 from undrift.problems.flat import FlatModel

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.errors import InvalidInput
-from undrift.data.augment import CropFlip
+from undrift.data.transforms import CropFlip
 from undrift.data.trees import Tree, equal, leaves, map_tree, sample_count, shapes, take
 from undrift.problems.tasks import Task, recognise_task
 

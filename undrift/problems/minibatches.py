@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift.core.rng import Key, Purpose, stream
 from undrift.data.assignment import ClientIndices
-from undrift.data.augment import CropFlip
+from undrift.data.transforms import CropFlip
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Minibatches:
         counts = self.counts.unsqueeze(2)
         numbers = torch.arange(self.samples.shape[2], device=counts.device)
         return (numbers < counts) / counts.clamp(min=1).to(dtype)
+
+    def of_step(self, k: int, rows: Any, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of the k-th step of some rows, which have so many samples each: these, what was drawn for each, and seeds."""
+        drawn = None if self.augmentation is None else self.augmentation[rows, k, :count]
+        return self.samples[rows, k, :count], drawn, None if self.seeds is None else self.seeds[rows, k]
 
     def widened(self, width: int) -> "Minibatches":
         """The same with room for so many samples in every minibatch, so that all visits have one shape."""

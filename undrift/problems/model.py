@@ -20,7 +20,7 @@ from undrift.compiler.verify import random_like, scale_of
 from undrift.core.errors import first_line
 from undrift.core.rng import Key
 from undrift.data.assignment import ClientIndices
-from undrift.data.augment import CropFlip
+from undrift.data.transforms import CropFlip
 from undrift.data.trees import Tree, leaves, map_tree, sample_count, shapes, take, tree_flatten, tree_unflatten
 from undrift.problems.evaluation import EVALUATION_BATCH, OF_MODEL, PREPARED_BYTES, evaluate, in_batches
 from undrift.problems.fitting import check_model_fits_data, find_task
@@ -136,26 +136,23 @@ class ModelProblem:
         return bool(self.flat.dropouts) or self.hidden_randomness
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
-        samples, seeds = minibatches.samples[:, k], minibatches.seeds
-        drawn = None if minibatches.augmentation is None else minibatches.augmentation[:, k]
-        seed = None if seeds is None else seeds[:, k]
         if y.dim() == 1:
-            count = int(minibatches.counts[0, k])
-            mine = None if drawn is None else drawn[0, :count]
-            X, Y = self.batch(samples[0, :count], mine)
-            return self.gradient(y, X, Y, None if seed is None else seed[0])
+            samples, drawn, seed = minibatches.of_step(k, 0, int(minibatches.counts[0, k]))
+            return self.gradient(y, *self.batch(samples, drawn), seed)
         counts = minibatches.counts[:, k].tolist()
         sizes = sorted({*counts} - {0})  # clients with none are done
         if len(sizes) == 1 and 0 not in counts and len(y) > 1:
-            X, Y = self.batch(samples[:, : sizes[0]], None if drawn is None else drawn[:, : sizes[0]])
-            return self.captured(y.contiguous(), X, Y, seed)  # also where all rows are one: a form for both
+            samples, drawn, seed = minibatches.of_step(k, slice(None), sizes[0])
+            return self.captured(
+                y.contiguous(), *self.batch(samples, drawn), seed
+            )  # also where all rows are one: a form for both
         found = torch.zeros_like(y)
         for count in sizes:  # short minibatches apart: nothing is padded
             rows = torch.tensor([row for row, n in enumerate(counts) if n == count], device=y.device)
             # As in the batched engine: a batch of one client takes other kernels, so a lone one is computed twice.
             here = rows.repeat(2) if len(rows) == 1 else rows
-            X, Y = self.batch(samples[here, :count], None if drawn is None else drawn[here, :count])
-            found[rows] = self.captured(y[here], X, Y, None if seed is None else seed[here])[: len(rows)]
+            samples, drawn, seed = minibatches.of_step(k, here, count)
+            found[rows] = self.captured(y[here], *self.batch(samples, drawn), seed)[: len(rows)]
         return found
 
     def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ from undrift.core.algorithm import Cohort, Exchange
 from undrift.core.batched_scalar import NotBatchable
 from undrift.core.errors import Diverged, MethodFailure
 from undrift.core.observe import Observed
-from undrift.core.records import check_records, fits, map_tensors, nbytes, rebuild, tensors
+from undrift.core.records import checked_record, fits, map_tensors, nbytes, rebuild, tensors
 from undrift.core.rng import Key
 from undrift.core.work import Solver
 from undrift.local.parameters import initial_of
@@ -188,46 +188,36 @@ def aggregate(
     for clients, up, client, summed, observed in results:
         states.check(client, f"round {t}")
         weights = [weight_of[i] for i in clients]
-        if summed:
-            ups.add_sum(up, weights)
-            new_states.append((clients, client))
-            traffic += Traffic(bytes_up=nbytes(up) * len(clients))
-            present += clients
-            local += LocalSums.of(observed, range(len(clients)), weights)
-            continue
+        good: Sequence[int] = range(len(clients))
         sent = nbytes(up)
-        up = _decode(exchange, up, t)
-        if discount:
-            factors = [discount.get(i, 1.0) for i in clients]
-            up = map_tensors(partial(_scale_rows, factors=factors), up)
-        fit = fits(up, client, len(clients), problem.x0, own)
-        if fit and _rows_are_finite(client) and ups.add_all(up, weights):
-            good = list(range(len(clients)))
+        if summed:
+            sent *= len(clients)
+            ups.add_sum(up, weights)
         else:
-            sound = _finite_rows(up, client, len(clients)) if fit else [False] * len(clients)
-            good = [row for row, ok in enumerate(sound) if ok]
-            ups.add(up, good, weights)
-        kept = client if len(good) == len(clients) else map_tensors(lambda c: c[good], client)  # noqa: B023 (used at once)
-        new_states.append(([clients[row] for row in good], kept))
-        lost = tuple(clients[row] for row in sorted({*range(len(clients))} - {*good}))
+            up = _decode(exchange, up, t)
+            factors = [(discount or {}).get(i, 1.0) for i in clients]
+            if discount:
+                up = map_tensors(partial(_scale_rows, factors=factors), up)
+            fit = fits(up, client, len(clients), problem.x0, own)
+            if not (fit and _rows_are_finite(client) and ups.add_all(up, weights)):
+                sound = _finite_rows(up, client, len(clients)) if fit else []
+                good = [row for row, ok in enumerate(sound) if ok]
+                ups.add(up, good, weights)
+            weights = [w * f for w, f in zip(weights, factors, strict=True)]
+        who, lost = clients, ()
+        if len(good) < len(clients):
+            who, client = [clients[row] for row in good], map_tensors(lambda c: c[good], client)  # noqa: B023 (used at once)
+            lost = tuple(i for i in clients if i not in who)
+        new_states.append((who, client))
         traffic += Traffic(bytes_up=sent, left_out=lost)
-        present += [clients[row] for row in good]
-        factors = [(discount or {}).get(i, 1.0) for i in clients]
-        local += LocalSums.of(observed, good, [w * f for w, f in zip(weights, factors, strict=True)])
+        present += who
+        local += LocalSums.of(observed, good, weights)
     return PartialAggregate(present, ups.total(), ups.weight, new_states, traffic, local)
 
 
 def _decode(exchange: Exchange, payload: Any, t: int) -> Any:
     wire = exchange.wire
-    if wire is None:
-        return payload
-
-    def decode() -> Any:
-        up = wire.decode(payload)
-        check_records(up)
-        return up
-
-    return run_stage("decode", t, decode)
+    return payload if wire is None else run_stage("decode", t, lambda: checked_record(wire.decode(payload)))
 
 
 def join_partials(parts: Sequence[PartialAggregate]) -> PartialAggregate:
@@ -283,13 +273,7 @@ def step_server(exchange: Exchange, server: Any, reply: Reply, t: int) -> Any:
 
 def send(exchange: Exchange, server: Any, t: int) -> Any:
     """What travels to clients."""
-
-    def message() -> Any:
-        down = exchange.send(server)
-        check_records(down)
-        return down
-
-    return run_stage("send", t, message)
+    return run_stage("send", t, lambda: checked_record(exchange.send(server)))
 
 
 def run_stage(name: str, t: int, function: Callable[[], T]) -> T:

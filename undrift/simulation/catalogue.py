@@ -11,7 +11,7 @@ from undrift.core.algorithm import Cohort, DependsOnRun, exchanges_of
 from undrift.core.hyper import METHODS, Spec
 from undrift.core.records import nbytes, tensors
 from undrift.core.rng import Key
-from undrift.core.work import Solver, Work
+from undrift.core.work import Ones, Solver, Work
 from undrift.problems import Problem
 
 # Methods that cannot be made without hyper-parameters, for the table.
@@ -39,25 +39,18 @@ class MethodCost:
     restarts: bool  # some rounds begin with an exchange with all clients
 
 
-class _Counting:
+class _Counting(Ones):
     """A problem of one client that counts the gradients asked of it."""
 
-    N, weights = 1, (1.0,)
-
-    def __init__(self, D: int):
-        self.x0 = torch.zeros(D)
-        self.gradients = self.full_gradients = 0
-
-    def draw(self, key: Key, clients: Sequence[int], steps: Sequence[int], batch: Any) -> None:
-        return None
+    gradients = full_gradients = 0
 
     def grad(self, y: Tensor, minibatches: None, k: int) -> Tensor:
         self.gradients += 1
-        return y - 1
+        return super().grad(y, minibatches, k)
 
-    def full_grad(self, y: Tensor, clients: Sequence[int]) -> Tensor:
+    def full_grad(self, x: Tensor, clients: Sequence[int]) -> Tensor:
         self.full_gradients += 1
-        return y - 1
+        return super().full_grad(x, clients)
 
 
 def measure_method(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> MethodCost:
@@ -69,7 +62,7 @@ def measure_method(spec: Spec, algorithm: Any, D: int = 1000, K: int = 4) -> Met
     """
     if isinstance(algorithm, DependsOnRun):
         algorithm = algorithm.for_run(N=1, S=1, rounds=1000)
-    counting = _Counting(D)
+    counting = _Counting(torch.zeros(D))
     problem: Problem = counting  # pyright: ignore[reportAssignmentType]
     model = nbytes(counting.x0)
     server, client = algorithm.server(counting.x0), algorithm.client(counting.x0)

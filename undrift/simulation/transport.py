@@ -115,11 +115,10 @@ class Transport(Protocol):
 
     def complete(self, r: Round) -> Round:
         """The round with what only the transport knows of it."""
-        ...
+        return r
 
     def close(self) -> None:
         """There will be no more rounds."""
-        ...
 
 
 class RoundRestart(Exception):
@@ -132,11 +131,16 @@ class RoundRestart(Exception):
 NOBODY = Reply(None, None, Traffic())  # nobody came, or nobody whose weight is not zero
 
 
-class InProcess:
-    """Clients that are visited in this process."""
+class SynchronousTransport(Transport, Protocol):
+    """A transport in which the server waits for all of a cohort; `visit` says how clients are reached."""
 
-    def __init__(self, plan: RunPlan, clients: ClientStates):
-        self.plan, self.clients, self.staged = plan, clients, StagedStates(clients)
+    plan: RunPlan
+
+    def visit(
+        self, exchange: Exchange, down: Any, participants: Participants, key: Key, keep: bool = True
+    ) -> PartialAggregate:
+        """What these clients answer, added up; their new states are staged if they are to be kept."""
+        ...
 
     def cohort(self, t: int) -> Draw:
         return self.plan.draw(t)
@@ -147,15 +151,30 @@ class InProcess:
         if not participants.have_weight:
             return NOBODY
         down = send(exchange, server, key.round)
-        part = visit_clients(plan, exchange, down, self.clients, participants, key)
-        self.staged.stage(part.states)
+        part = self.visit(exchange, down, participants, key)
         reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
         return with_bytes_down(reply, down, len(participants.clients))
 
     @torch.no_grad()
     def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
         down, whole = send(exchange, server, key.round), everyone(self.plan, exchange, key)
-        return mean_delta(visit_clients(self.plan, exchange, down, self.clients, whole, key))
+        part = self.visit(exchange, down, whole, key, keep=False)
+        return None if part.local.delta is None else part.local.delta / part.weight
+
+
+class InProcess(SynchronousTransport):
+    """Clients that are visited in this process."""
+
+    def __init__(self, plan: RunPlan, clients: ClientStates):
+        self.plan, self.clients, self.staged = plan, clients, StagedStates(clients)
+
+    def visit(
+        self, exchange: Exchange, down: Any, participants: Participants, key: Key, keep: bool = True
+    ) -> PartialAggregate:
+        part = visit_clients(self.plan, exchange, down, self.clients, participants, key)
+        if keep:
+            self.staged.stage(part.states)
+        return part
 
     def apply(self) -> None:
         self.staged.apply()
@@ -166,12 +185,6 @@ class InProcess:
 
     def rollback(self) -> None:
         self.staged.rollback()
-
-    def complete(self, r: Round) -> Round:
-        return r
-
-    def close(self) -> None:
-        pass
 
 
 def visit_clients(
@@ -186,11 +199,6 @@ def visit_clients(
 def everyone(plan: RunPlan, exchange: Exchange, key: Key) -> Participants:
     """All clients, for an exchange that is the cohort's."""
     return plan.participants(replace(exchange, to="everyone"), Draw(()), key)
-
-
-def mean_delta(part: PartialAggregate) -> Tensor | None:
-    """The mean pseudo-gradient of the clients of a part."""
-    return None if part.local.delta is None else part.local.delta / part.weight
 
 
 def with_bytes_down(reply: Reply, down: Any, clients: int) -> Reply:

@@ -95,17 +95,13 @@ def ghbm_largest_step(tau: int, beta: float) -> float:
     low, high = (0.0, pi / tau)  # the phase of 1 - z^-tau falls from pi/2 to 0 there, the other rises from 0
     for _ in range(200):
         w = (low + high) / 2
-        if _phase(w, beta) < (pi - w * tau) / 2:
+        if atan2((1 - beta) * sin(w), 1 - (1 - beta) * cos(w)) < (pi - w * tau) / 2:
             low = w
         else:
             high = w
     w = high
     size = sqrt((1 - (1 - beta) * cos(w)) ** 2 + ((1 - beta) * sin(w)) ** 2)
     return tau / beta * 4 * sin(w / 2) ** 2 * size / (2 * sin(w * tau / 2))
-
-
-def _phase(w: float, beta: float) -> float:
-    return atan2((1 - beta) * sin(w), 1 - (1 - beta) * cos(w))
 
 
 def missed_clients(N: int, S: int, tau: int) -> float:

@@ -46,20 +46,15 @@ class _Layers(TorchFunctionMode):
     """Puts `dense` in the place of torch's function, where nothing but the output is asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear and _is_plain(*args, **kwargs):
-            return _linear(*args, **kwargs)
-        return func(*args, **kwargs)
+        return (_linear if func is F.linear else func)(*args, **(kwargs or {}))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return dense(input, weight, bias, OWN_PRODUCTS.get())
-
-
-def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether it is a layer as usual, of which no derivative is taken, and which is not compiled by somebody else."""
+    """`dense` for a layer as usual, of which no derivative is taken, and which is not compiled by somebody else."""
     usual = weight.dim() == 2 and (bias is None or bias.dim() == 1)
-    return usual and only_vmap_is_active()
+    if usual and only_vmap_is_active():
+        return dense(input, weight, bias, OWN_PRODUCTS.get())
+    return F.linear(input, weight, bias)
 
 
 @torch.library.custom_op("undrift::dense", mutates_args=())

@@ -181,12 +181,9 @@ def _row(graph: Graph, factors: Sequence[Factor], like: Node) -> Node:
     rows = max(len(value_of(node)) if value_of(node).dim() else 1 for node in nodes)
     wide = [add_node(graph, aten.expand.default, node, [rows, 1]) for node in nodes]
     dtype = value_of(like).dtype
-    alike = [_cast(graph, node, dtype) for node in wide]
+    cast = lambda node: add_node(graph, convert_element_type, node, dtype)
+    alike = [node if value_of(node).dtype == dtype else cast(node) for node in wide]
     return add_node(graph, aten.cat.default, alike, 1)
-
-
-def _cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    return node if value_of(node).dtype == dtype else add_node(graph, convert_element_type, node, dtype)
 
 
 def _pair(graph: Graph, factor: Factor, product: Node) -> tuple[Node, Node]:

@@ -13,7 +13,6 @@ from undrift.core.errors import InvalidInput
 from undrift.data import store
 from undrift.data.datasets.common import look_up_clients
 from undrift.data.registry import IGNORED, Data, dataset
-from undrift.data.transforms import ToInt64
 
 _HINT = (
     "unpack stackoverflow.tar.bz2 and stackoverflow.word_count.tar.bz2 of "
@@ -62,7 +61,7 @@ def stackoverflow(
         look_up_clients(test_users, users).repeat_interleave(test_counts) if test_users else None,
         tuple(users),
         classes=len(words) + 4,
-        prepare=ToInt64(),
+        prepare=Tensor.long,  # which an embedding takes
         checksums=store.checksums(files if verify else files[:1]),
     )
 

@@ -9,8 +9,7 @@ before it is needed.
     policies.py            when the server steps: Synchronous, Deadline, Buffer
     events.py              the run: which transport, from which state
     async_state.py         visits in flight: the live state, and its snapshot as tensors
-    clock.py               dispatching clients, and keeping account of their visits
-    client_queue.py        who is asked next
+    clock.py               who is asked next, dispatching clients, and keeping account of their visits
     virtual_transport.py   rounds of one cohort: Synchronous, Deadline
     buffered_rounds.py     a server step whenever the buffer is full, in virtual time or on real nodes
     virtual_buffer.py      clients of a buffered server in virtual time

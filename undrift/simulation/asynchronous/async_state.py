@@ -7,6 +7,7 @@ and the randomness of its work has a key, so its answer can be computed again.
 
 import math
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -202,16 +203,14 @@ class AsyncState:
         for version in [v for v in self.downs if v not in needed]:
             del self.downs[version]
 
-    def mark(self) -> Any:
+    def mark(self) -> dict[str, Any]:
         """What `rollback` restores: visits never change, so short lists are all there is to copy."""
         self.tally.mark()
-        return (self.time, self.wake, self.cohorts, self.taken, self.dispatches, list(self.out), list(self.buffer),
-                dict(self.downs), set(self.busy))  # fmt: skip
+        return {name: copy(value) for name, value in vars(self).items() if name not in ("form", "tally")}
 
-    def rollback(self, mark: Any) -> None:
+    def rollback(self, mark: dict[str, Any]) -> None:
         self.tally.rollback()
-        (self.time, self.wake, self.cohorts, self.taken, self.dispatches, self.out, self.buffer, self.downs,
-         self.busy) = mark  # fmt: skip
+        vars(self).update(mark)
 
     def record(self) -> AsyncSnapshot:
         """As a record of tensors."""

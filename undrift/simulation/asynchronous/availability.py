@@ -33,23 +33,22 @@ SLOTS_PER_STREAM = 64  # slots that one stream of random numbers decides
 class Availability(Protocol):
     """When clients are available: anything with these two methods."""
 
-    def check(self, N: int) -> None: ...
+    def check(self, N: int) -> None:
+        """Raise InvalidInput if it does not fit so many clients."""
+
     def window(self, seed: int, client: int, time: float) -> Window: ...
 
 
 @dataclass(frozen=True)
-class Always:
+class Always(Availability):
     """Everyone, at any time."""
-
-    def check(self, N: int) -> None:
-        pass
 
     def window(self, seed: int, client: int, time: float) -> Window:
         return EVER
 
 
 @dataclass(frozen=True)
-class Chance:
+class Chance(Availability):
     """Time is cut into slots of `every` seconds; in each of them a client is there with probability q, on its own.
 
     >>> there = [Chance(0.5, every=60).window(0, i, 0.0)[0] <= 0 for i in range(1000)]
@@ -61,9 +60,6 @@ class Chance:
     every: float = hyper(default=HOUR, within="(0, inf)")
 
     __post_init__ = check_fields
-
-    def check(self, N: int) -> None:
-        pass
 
     def window(self, seed: int, client: int, time: float) -> Window:
         if self.q == 1:
@@ -83,7 +79,7 @@ class Chance:
 
 
 @dataclass(frozen=True)
-class Daily:
+class Daily(Availability):
     """From one hour of the day to another, over midnight if need be; a run begins at midnight.
 
     spread   clients live in time zones up to so many hours ahead, each in one drawn uniformly
@@ -104,9 +100,6 @@ class Daily:
                 f"Daily: from {self.begin} to {self.end} is all day or no time: use Always() or other hours"
             )
 
-    def check(self, N: int) -> None:
-        pass
-
     def window(self, seed: int, client: int, time: float) -> Window:
         ahead = 0.0
         if self.spread:
@@ -121,7 +114,7 @@ class Daily:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Availability):
     """Intervals of presence: (client, from, to), in seconds, those of a client one after the other.
 
     repeat   after so many seconds all begins again: one number, or one for every device; None = it ends

@@ -16,7 +16,7 @@ from undrift.simulation.asynchronous.population import Dropout
 from undrift.simulation.participants import Participants
 from undrift.simulation.participation import Draw, Fixed
 from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, InProcess, visit_clients
+from undrift.simulation.transport import NOBODY, InProcess
 
 
 class VirtualTransport(InProcess):
@@ -97,14 +97,9 @@ class VirtualTransport(InProcess):
 
     def _reply(self, exchange: Exchange, down: Any, participants: Participants, came: list[Visit], key: Key) -> Reply:
         plan, share = self.plan, dict(zip(participants.clients, participants.share, strict=True))
-        present = Participants(
-            clients=[v.client for v in came],
-            weights=[v.weight for v in came],
-            steps=[v.steps for v in came],
-            share=[share[v.client] for v in came],
-        )
-        part = visit_clients(plan, exchange, down, self.clock.clients, present, key)
-        self.staged.stage(part.states)
+        clients, weights, steps = zip(*((v.client, v.weight, v.steps) for v in came), strict=True)
+        present = Participants(clients, weights, steps, [share[i] for i in clients])
+        part = self.visit(exchange, down, present, key)
         return reply_of(part, present, plan.problem, plan.solver(key.round), key)
 
     def commit(self, t: int) -> None:

@@ -9,6 +9,6 @@ state is not finite; and all of them, if the method turns out not to treat rows 
 """
 
 from undrift.simulation.batched_runs.runs import rounds_together, run_together
-from undrift.simulation.batched_runs.trials import Played, Trial, batchable_sets, to_the_end
+from undrift.simulation.batched_runs.trials import Played, Trial, to_the_end
 
-__all__ = ["Played", "Trial", "batchable_sets", "rounds_together", "run_together", "to_the_end"]
+__all__ = ["Played", "Trial", "rounds_together", "run_together", "to_the_end"]

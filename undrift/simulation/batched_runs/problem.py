@@ -61,21 +61,17 @@ class StackedProblem:
         return self.draw(key, rows, steps, batch, replacement=True)
 
     def grad(self, y: Tensor, minibatches: Minibatches, k: int) -> Tensor:
-        samples, counts = minibatches.samples[:, k], minibatches.counts[:, k]
-        found = torch.zeros_like(y)
-        into = found.view(len(samples), self.width, -1)
+        found, counts = torch.zeros_like(y), minibatches.counts[:, k]
+        into = found.view(len(counts), self.width, -1)
         for count in counts.unique().tolist():  # short minibatches apart: nothing is padded
             if count == 0:  # these clients are done
                 continue
             here = (counts == count).nonzero().flatten()
-            minibatch = [
-                samples[here, :count],
-                None,
-                None if minibatches.seeds is None else minibatches.seeds[here, k],
-                None if minibatches.augmentation is None else minibatches.augmentation[here, k, :count],
-            ]
+            samples, drawn, seeds = minibatches.of_step(k, here, count)
             mine = y.view_as(into)[here].flatten(0, 1)
-            into[here] = self.grad_of(mine, self.resident(), minibatch).view(len(here), *into.shape[1:])
+            into[here] = self.grad_of(mine, self.resident(), (samples, None, seeds, drawn)).view(
+                len(here), *into.shape[1:]
+            )
         return found
 
     def full_grad(self, y: Tensor, rows: Sequence[Visitor]) -> Tensor:

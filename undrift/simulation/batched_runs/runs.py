@@ -42,15 +42,8 @@ def run_together(
     best: list[Best | None] = [None for _ in trials]
     last: list[State | None] = [None for _ in trials]
     stopped: list[str | None] = [None for _ in trials]
-    every_round = rounds_together(
-        trials,
-        rounds=rounds,
-        participation=participation,
-        engine=engine,
-        evaluate_every=evaluate_every,
-        metrics=metrics,
-    )
-    for each in every_round:
+    shared = SharedConfig(rounds, participation or Everyone(), engine, evaluate_every, metrics)
+    for each in _play_all(trials, shared):
         for n, r in enumerate(each):
             if isinstance(r, Round):
                 best[n], last[n] = better(best[n], r), r._state
@@ -58,12 +51,11 @@ def run_together(
             elif stopped[n] is None:
                 last[n], stopped[n] = cast(State, r.state), str(r)
                 log.warning("stopped: %s", stopped[n])
-    found, shared = [], SharedConfig(rounds, participation or Everyone(), engine, evaluate_every, metrics)
+    found: list[Result] = []
     for n, trial in enumerate(trials):
         state = last[n]
         assert state is not None
-        config = shared.config(trial)
-        found.append(Result(trial.problem, own_state(state), history[n], stopped[n], best[n], config))
+        found.append(Result(trial.problem, own_state(state), history[n], stopped[n], best[n], shared.config(trial)))
     return found
 
 
@@ -80,23 +72,24 @@ def rounds_together(
 
     Everything is checked here, before the first round.
     """
+    return _play_all(trials, SharedConfig(rounds, participation or Everyone(), engine, evaluate_every, metrics))
+
+
+def _play_all(trials: Sequence[Trial], shared: SharedConfig) -> Iterator[list[Played]]:
     if not trials:
         raise InvalidInput("no trials to run: give at least one")
     for trial in trials:
         if not isinstance(trial, Trial):
             raise InvalidInput(f"each trial is ud.Trial(method, problem, local, seed), got {trial!r}")
-    participation = Everyone() if participation is None else participation
-    trials = [_fit(trial, participation, rounds) for trial in trials]
-    shared = SharedConfig(rounds, participation, engine, evaluate_every, metrics)
+    trials = [_fit(trial, shared) for trial in trials]
     sets = [(members, _play([trials[n] for n in members], shared)) for members in batchable_sets(trials)]
-    return _side_by_side(sets, rounds)
+    return _side_by_side(sets, shared.rounds)
 
 
-def _fit(trial: Trial, participation: Participation, rounds: int) -> Trial:
-    local = trial.local.for_run(rounds)
-    return replace(
-        trial, local=local, algorithm=fit_to_run(trial.algorithm, trial.problem.N, participation, rounds, local)
-    )
+def _fit(trial: Trial, shared: SharedConfig) -> Trial:
+    local = trial.local.for_run(shared.rounds)
+    algorithm = fit_to_run(trial.algorithm, trial.problem.N, shared.participation, shared.rounds, local)
+    return replace(trial, local=local, algorithm=algorithm)
 
 
 def _play(trials: Sequence[Trial], shared: SharedConfig) -> Iterator[list[Played]]:

@@ -22,8 +22,7 @@ from undrift.simulation.client_states import ClientStates, StagedStates
 from undrift.simulation.engines.compiled import Programs
 from undrift.simulation.engines.row_check import CHECKED_ROUNDS, DisturbedWork, compare_with_alone
 from undrift.simulation.participants import Participants
-from undrift.simulation.results import Round
-from undrift.simulation.transport import RunPlan, everyone
+from undrift.simulation.transport import RunPlan, Transport, everyone
 
 # in bytes, of a vector of all rows that are computed at once: a few of them fit into a processor's cache
 STACKED_CHUNK_BYTES = 2**23
@@ -57,7 +56,7 @@ class KnownCohort:
     merged: Any
 
 
-class BatchedTransport:
+class BatchedTransport(Transport):
     """All clients of all runs, in this process.  `left` are the runs that are not in the batch any more."""
 
     def __init__(
@@ -328,9 +327,3 @@ class BatchedTransport:
     def rollback(self) -> None:
         for staged in self.staged:
             staged.rollback()
-
-    def complete(self, r: Round) -> Round:
-        return r
-
-    def close(self) -> None:
-        pass

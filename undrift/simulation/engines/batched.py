@@ -47,7 +47,7 @@ def visit_chunk(request: Request, ids: Sequence[int], rows: Sequence[int], state
     except Exception as error:
         who, hint = f"client {ids[0]}", ""
         if len(ids) > 1:
-            who, hint = f"clients {_some(ids)}", " (engine='sequential' names the client)"
+            who, hint = f"clients {_some(sorted({*ids}))}", " (engine='sequential' names the client)"
         where = f"{who}, round {_some(work.rounds or [request.key.round])}, stage local"
         raise MethodFailure(f"{where}: {type(error).__name__}: {error}{hint}") from error
     return ClientResults(ids, up, state, observed=work.observed(len(ids)))

@@ -43,21 +43,13 @@ FEW = 10  # visits with the same values of the problem's code, which are not wor
 BUILDING = Lock()
 
 
-class NonFiniteUpdate(Exception):
-    """Something in a visit is not finite, and has been written over the clients' states."""
-
-
 def compiled(request: Request) -> ResultStream:
     """Visit clients `chunk` at a time."""
     # Few numbers of rows, because each needs other programs: the chunk, or a power of two below it.
     rows_for = lambda n: min(request.chunk, 1 << (n - 1).bit_length())
     programs = programs_of(request.problem)
     for ids, rows in chunks(request.participants.clients, request.chunk, rows_for):
-        state = request.states.gather(rows)
-        try:
-            found = programs.visit_rows(request, ids, rows, state, request.problem)
-        except NonFiniteUpdate:
-            found, state = None, request.states.gather(rows)
+        found, state = programs.visit_rows(request, ids, rows, request.states.gather(rows), request.problem)
         yield found or visit_chunk(request, ids, rows, state)
 
 
@@ -68,10 +60,7 @@ def compiled_one_by_one(workers: int | None) -> Engine:
         programs = programs_of(request.problem)
 
         def visit(i: int, state: Any, problem: Any) -> ClientResults:
-            try:
-                found = programs.visit_rows(request, [i], [i], state, problem)
-            except NonFiniteUpdate:
-                found, state = None, request.states.gather([i])
+            found, state = programs.visit_rows(request, [i], [i], state, problem)
             return found or visit_one(request, i, state, problem)
 
         if workers is None:
@@ -96,10 +85,10 @@ class Programs:
 
     def visit_rows(
         self, request: Request, ids: Sequence[int], rows: Sequence[int], state: Any, problem: Any
-    ) -> ClientResults | None:
-        """A visit of clients who have the first rows; None if it cannot be compiled.
+    ) -> tuple[ClientResults | None, Any]:
+        """A visit of clients who have the first rows, whose new states are written over `state`.
 
-        New states are written over `state`; raises NonFiniteUpdate if something is not finite.
+        None if it cannot be compiled, or if something is not finite, and the states from which it starts uncompiled.
         """
         wire = request.exchange.wire
         client = state if wire is None else wire.client_of(state)
@@ -109,17 +98,17 @@ class Programs:
         weights = self._weights(request, ids, rows) if may_sum else None
         found = self.visit(request.algorithm, down, client, work, weights)
         if found is None:
-            return None
+            return None, state
         up, client, totals = found
         if not math.isfinite(float(totals.sum())):
-            raise NonFiniteUpdate
+            return None, request.states.gather(rows)
         if weights is not None:
             up = map_tensors(lambda t: t[0], up)
-            return ClientResults(ids, up, _first(client, len(ids)), True, work.observed(len(ids)))
+            return ClientResults(ids, up, _first(client, len(ids)), True, work.observed(len(ids))), state
         if wire is not None:
             up, client = request.exchange.pack(up, client, state, request.work(rows, False, problem))
         found = _first(up, len(ids)), _first(client, len(ids))
-        return ClientResults(ids, *found, observed=work.observed(len(ids)))
+        return ClientResults(ids, *found, observed=work.observed(len(ids))), state
 
     def _weights(self, request: Request, ids: Sequence[int], rows: Sequence[int]) -> Tensor:
         of = dict(zip(request.participants.clients, request.participants.weights, strict=True))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from undrift.core.algorithm import Algorithm, Exchange
 from undrift.core.observe import LocalPath, Observe
@@ -58,9 +58,5 @@ class Request:
 
 
 ResultStream: TypeAlias = Generator[ClientResults, None, None]
-
-
-class Engine(Protocol):
-    """A way of visiting clients: results come chunk by chunk, in ascending order of clients; to be closed."""
-
-    def __call__(self, request: Request) -> ResultStream: ...
+# A way of visiting clients: results come chunk by chunk, in ascending order of clients; to be closed.
+Engine: TypeAlias = Callable[[Request], ResultStream]

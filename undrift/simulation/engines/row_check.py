@@ -9,7 +9,7 @@ depends on who is beside it, or if no client's row is what it computes alone.
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch import Tensor
 from undrift.compiler.verify import Noise, noise, same_up_to_rounding
 from undrift.core.errors import MethodFailure
 from undrift.core.records import children, map_tensors, tensors
-from undrift.core.work import NoCommonRound, Work
+from undrift.core.work import Work
+from undrift.simulation.engines.batched import visit_chunk
 from undrift.simulation.engines.request import Engine, Request, ResultStream
 
 CHECKED_ROUNDS = 2  # momentum and control variates are zero in the first
@@ -169,15 +170,9 @@ def visit_alone(request: Request, i: int, disturb: Noise) -> tuple[Any, Any]:
 
 def visit_together(request: Request, ids: Sequence[int]) -> tuple[Any, Any]:
     """What some clients answer together, a row each; before any codec."""
-    try:
-        return request.exchange.local(request.down_rows(ids), client_rows(request, ids), request.work(ids, False))
-    except NoCommonRound:
-        raise
-    except Exception as error:
-        where = f"clients {', '.join(map(str, sorted({*ids})))}, round {request.key.round}, stage local"
-        raise MethodFailure(
-            f"{where}: {type(error).__name__}: {error} (engine='sequential' names the client)"
-        ) from error
+    bare = replace(request, exchange=replace(request.exchange, wire=None))
+    found = visit_chunk(bare, ids, ids, client_rows(request, ids))
+    return found.up, found.state
 
 
 def client_rows(request: Request, ids: Sequence[int]) -> Any:

@@ -12,22 +12,19 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from torch import Tensor
 
 from undrift.core.algorithm import Exchange
 from undrift.core.errors import InvalidInput, WorkersLost, first_line
 from undrift.core.records import tensors
 from undrift.core.rng import Key
 from undrift.problems.protocols import Reopenable
-from undrift.simulation.aggregation import PartialAggregate, Reply, join_partials, reply_of, send
+from undrift.simulation.aggregation import PartialAggregate, join_partials
 from undrift.simulation.client_states import ClientStates, States
 from undrift.simulation.participants import Participants
-from undrift.simulation.participation import Draw
 from undrift.simulation.ray.handles import LOST, Sent, WorkerHandle, count_missing, fetch, start_worker, stop_worker
 from undrift.simulation.ray.serialisation import pack_object, pack_problem, unpack_object
 from undrift.simulation.ray.worker import Job, WorkerTask, versions
-from undrift.simulation.results import Round
-from undrift.simulation.transport import NOBODY, RunPlan, everyone, mean_delta, with_bytes_down
+from undrift.simulation.transport import RunPlan, SynchronousTransport
 
 log = logging.getLogger("undrift")
 
@@ -39,7 +36,7 @@ MAX_LOSSES = 3  # how often in a row a worker may be lost before the run ends
 STATE_BYTES_PER_MESSAGE = 64 * 2**20  # bytes of states that travel at a time
 
 
-class RayTransport:
+class RayTransport(SynchronousTransport):
     """The workers of a run, as its transport."""
 
     def __init__(self, plan: RunPlan, clients: ClientStates):
@@ -68,22 +65,21 @@ class RayTransport:
 
     # what a run asks of a transport
 
-    def cohort(self, t: int) -> Draw:
-        return self.plan.draw(t)
-
-    def exchange(self, exchange: Exchange, server: Any, draw: Draw, key: Key) -> Reply:
-        plan = self.plan
-        participants = plan.participants(exchange, draw, key)
-        if not participants.have_weight:
-            return NOBODY
-        down = send(exchange, server, key.round)
-        part = join_partials(self._parts(down, participants, key))
-        reply = reply_of(part, participants, plan.problem, plan.solver(key.round), key)
-        return with_bytes_down(reply, down, len(participants.clients))
-
-    def of_everyone(self, exchange: Exchange, server: Any, key: Key) -> Tensor | None:
-        down = send(exchange, server, key.round)
-        return mean_delta(join_partials(self._parts(down, everyone(self.plan, exchange, key), key, keep=False)))
+    def visit(
+        self, exchange: Exchange, down: Any, participants: Participants, key: Key, keep: bool = True
+    ) -> PartialAggregate:
+        """Every shard's part of an exchange, added up in the order of shards."""
+        sent, shares = ray.put(pack_object(down)), deal(participants, self.shards, self.stateful)
+        asked: list[tuple[WorkerHandle, Sent, Any]] = []
+        for handle in self.handles:
+            mine = {shard: shares[shard] for shard in handle.shards if shares[shard].clients}
+            if mine:
+                what = Sent(sent, WorkerTask(key, mine, keep))
+                asked.append((handle, what, handle.actor.visit.remote(what.down, what.visit)))
+        parts: dict[int, PartialAggregate] = {}
+        for handle, what, reply in asked:
+            parts |= self._answer(handle, what, reply)
+        return join_partials([parts[shard] for shard in sorted(parts)])
 
     def apply(self) -> None:
         handles = [handle for handle in self.handles if handle.staged is not None]
@@ -107,9 +103,6 @@ class RayTransport:
                 handle.forget()
             self._tell("rollback", self.handles)  # also those whose answers were not waited for
 
-    def complete(self, r: Round) -> Round:
-        return r
-
     def close(self) -> None:
         """Bring states home and stop the workers."""
         try:
@@ -123,20 +116,6 @@ class RayTransport:
             self._dismiss()
 
     # visits
-
-    def _parts(self, down: Any, participants: Participants, key: Key, keep: bool = True) -> list[PartialAggregate]:
-        """Every shard's part of an exchange, in the order of shards."""
-        sent, shares = ray.put(pack_object(down)), deal(participants, self.shards, self.stateful)
-        asked: list[tuple[WorkerHandle, Sent, Any]] = []
-        for handle in self.handles:
-            mine = {shard: shares[shard] for shard in handle.shards if shares[shard].clients}
-            if mine:
-                what = Sent(sent, WorkerTask(key, mine, keep))
-                asked.append((handle, what, handle.actor.visit.remote(what.down, what.visit)))
-        parts: dict[int, PartialAggregate] = {}
-        for handle, what, reply in asked:
-            parts |= self._answer(handle, what, reply)
-        return [parts[shard] for shard in sorted(parts)]
 
     def _answer(self, handle: WorkerHandle, sent: Sent, reply: Any) -> dict[int, PartialAggregate]:
         """A worker's answer; another's, if the worker is lost."""
