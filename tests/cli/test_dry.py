@@ -62,6 +62,7 @@ def test_parts_are_of_the_longest_of_the_processes() -> None:
     assert estimate.estimate_seconds(seldom, timings, jobs=2)["evaluation"] == 0.75
     seeds = estimate.estimate_seconds(experiment(seeds=2), timings, jobs=1)
     assert seeds["setup"] == 1 and seeds["rounds"] == 20  # the first federation is there already
+    assert seeds["compiling"] == 14  # seeds share their programs
 
 
 def test_every_method_is_measured_in_processes_side_by_side() -> None:

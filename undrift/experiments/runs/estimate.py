@@ -27,6 +27,8 @@ from undrift.experiments.config.federation import Federations, federation
 from undrift.experiments.runs.directory import create, open_directory
 from undrift.experiments.runs.recorded import Recording, recorded
 from undrift.experiments.runs.running import config_of
+from undrift.problems import Problem
+from undrift.problems.model import ModelProblem
 from undrift.problems.quadratic import Quadratic
 from undrift.simulation.api import PreparedRun, RunConfig, prepare
 from undrift.simulation.batched_runs import Trial, rounds_together
@@ -34,6 +36,7 @@ from undrift.simulation.client_states import half_of_memory
 
 ENOUGH_SECONDS, ENOUGH_ROUNDS = 1.0, 8  # of usual rounds
 AT_MOST_SECONDS = 4.0  # of them, if they are slow
+SETTLED = 100  # the round from which on all count, whatever is captured in them
 LOOKED_AT = 500  # rounds whose steps are counted
 STEPS_LOOKED_AT = 100  # rounds whose steps are reported
 MARK = "timing "  # what else is printed comes from a user's file
@@ -70,13 +73,14 @@ def estimate_seconds(
     >>> e = Experiment(algorithm={"name": "fedavg"}, rounds=10, seeds=3)
     >>> timing = RunTiming(start=2.0, compiler=4.0, setup=1.0, compiling=3.0, round=0.5, evaluation=0.1, bytes=1e6)
     >>> estimate_seconds(e, {"fedavg": timing}, jobs=2)  # two runs one after another, and one beside them
-    {'start': 2.0, 'setup': 2.0, 'compiling': 10.0, 'rounds': 10.0, 'evaluation': 2.0, 'report': 1.2}
+    {'start': 2.0, 'setup': 2.0, 'compiling': 7.0, 'rounds': 10.0, 'evaluation': 2.0, 'report': 1.2}
     """
     evaluations = -(-experiment.rounds // experiment.evaluation.every)
     setup = max(timing.setup for timing in timings.values())  # others shared a federation
     names = ("start", "setup", "compiling", "rounds", "evaluation")
     workers = [dict.fromkeys(names, 0.0) for _ in range(jobs)]
     seeds = [experiment.seeds[0] if jobs == 1 else None] * jobs  # whose federation each one has
+    known: list[set[str]] = [set() for _ in range(jobs)]  # methods whose programs each one has
     for label, seed in [(label, seed) for label, seed in experiment.runs() if label in timings]:
         n = min(range(jobs), key=lambda n: sum(workers[n].values()))  # who is free first
         parts, timing = workers[n], timings[label]
@@ -84,7 +88,8 @@ def estimate_seconds(
             parts["start"] = timing.start if jobs > 1 else 0.0
             parts["compiling"] = timing.compiler
         parts["setup"] += setup if seeds[n] != seed else 0.0
-        parts["compiling"] += timing.compiling
+        parts["compiling"] += timing.compiling if label not in known[n] else 0.0
+        known[n].add(label)
         parts["rounds"] += timing.round * experiment.rounds
         parts["evaluation"] += timing.evaluation * evaluations
         seeds[n] = seed
@@ -162,11 +167,16 @@ def measure_run(path: Path, start: float, jobs: int, federations: Federations) -
     first: list[float] = []
     usual: list[tuple[float, float, float]] = []  # seconds of a round, of its evaluation, its work
     sent: list[int] = []
+    forms = _captured_forms(config.problem)
     last = perf_counter()
     for r in recorded(path, config, recording, play=run.play):
         seconds = perf_counter() - last
         sent.append(r.bytes_down + r.bytes_up)
-        if r.round <= warm_up:
+        if _captured_forms(config.problem) > forms and r.round <= SETTLED:  # gradients are faster from now on
+            forms = _captured_forms(config.problem)
+            first += [*(each[0] + each[1] for each in usual), seconds]
+            usual.clear()
+        elif r.round <= warm_up:
             first.append(seconds)
         else:
             usual.append((r.seconds, seconds - r.seconds, work_of(run, r.round)))
@@ -188,6 +198,10 @@ def measure_run(path: Path, start: float, jobs: int, federations: Federations) -
         once = perf_counter() - last - warm_up * (seconds + evaluation)
     sizes = fmean(sent[1:] or sent)  # the first round may have an initialisation round in it
     return RunTiming(start, compiler, setup, max(0.0, once), seconds, evaluation, sizes)
+
+
+def _captured_forms(problem: Problem) -> int:
+    return len(problem.captured.captured) if isinstance(problem, ModelProblem) else 0
 
 
 def seconds_together(runs: Sequence[RunConfig]) -> float:
