@@ -76,7 +76,7 @@ def verify(
 
 def _findings(path: Path) -> "Iterator[Finding]":
     from undrift.deploy.state_store import verify_states  # slow to import
-    from undrift.experiments.runs.verify import verify
+    from undrift.experiments.verify import verify
 
     states = verify_states(path)
     yield from states
