@@ -44,6 +44,10 @@ from undrift.deploy.transport import FlowerTransport
 @example(["", "", "", "wiped", "wiped"], "feddyn")
 # it starts again alone, and is not heard for some rounds
 @example(["", "", "", "flipped", "slow", "slow", "slow", "slow"], "fedhbm")
+# it starts again after a bad answer, and the server is killed before it has said so in a checkpoint
+@example(["unheard", "", "", "wiped", "", "", "", "NaN", "", "server"], "scaffold-m")
+# an answer to a request that was answered before
+@example(["", "", "", "", "flipped", "", "slow", "", "", "wiped slow", "slow"], "feddyn")
 @settings(max_examples=8, deadline=None)
 def test_what_holds_at_every_round(server: str, events: list[str], method: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -103,6 +103,7 @@ class Story:
         self.disks = {who: Disk(nodes.folder / who) for who in nodes.there.values()}
         self.sent: dict[str, Sent] = {}  # by ticket
         self.last: dict[str, Envelope] = {}  # what each was asked last
+        self.answered: dict[str, Envelope] = {}  # to which of its requests each has been heard
         self.told: set[tuple[str, Stamp]] = set()  # states of whose loss the server has heard
         self.bad, self.wait = False, 0.0
         nodes.fault, nodes.spoil, nodes.told = self.fault, self.spoil, self.received
@@ -164,11 +165,15 @@ class Story:
         """What the server hears, unless it does not wait for that answer any more."""
         for ticket in tickets:
             sent, (_, reply) = self.sent.get(ticket), self.nodes.answers[ticket]
-            if sent is None or reply.kind != "lost":
+            if sent is None:
+                continue
+            first = sent.envelope is not self.answered.get(sent.who)
+            self.answered[sent.who] = sent.envelope
+            if reply.kind != "lost":
                 continue
             stamp = Stamp(*sent.envelope.header["visit"]["base"])
             assert stamp in self.disks[sent.who].lost, f"{sent.who} has forgotten the state {stamp}"
-            if sent.round == self.round and self.last[sent.who] is sent.envelope:
+            if first and sent.round == self.round and self.last[sent.who] is sent.envelope:
                 self.told.add((sent.who, stamp))
 
     def killed(self) -> None:
