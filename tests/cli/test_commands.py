@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,16 @@ def test_more_threads_than_cores_are_said_once(undrift) -> None:
     threads = (os.cpu_count() or 1) + 1
     said = undrift("compare", "fedavg", "ghbm", *SMALL, "--jobs", 1, "--set", f"threads={threads}")
     assert said.code == 0 and said.err.count("more threads than cores") == 1
+
+
+def test_signals_before_anything_has_begun_end_it_at_once(undrift, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two SIGTERMs while torch is loaded ended in an error about an import."""
+    ended: list[int] = []
+
+    def hit(text: str) -> None:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(cli, "status", lambda quiet: nullcontext(hit))
+    assert undrift("list", "spaces").err == "" and ended == [130, 130, 130]

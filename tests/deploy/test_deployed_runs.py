@@ -215,6 +215,26 @@ def test_a_client_with_a_state_of_its_own_begins_anew_alone(name: str, codec: st
     assert [(line["client"], line["round"]) for line in faults(tmp_path)] == [("birch", 3)]
 
 
+def test_a_loss_is_counted_once_however_late_it_is_made_good(tmp_path: Path) -> None:
+    server = {"kind": "deadline", "seconds": 30.0, "minimum": 1}
+    made = experiment("fedhbm", rounds=6, server=server, participation={"scheme": "everyone"})
+    nodes = Nodes(made, tmp_path)
+
+    def lose(who: str, envelope: Envelope) -> str:
+        if envelope.kind == "work" and who == "birch":
+            visit = envelope.header["visit"]
+            if visit["round"] == 3 and visit["base"] != list(NOT_VISITED):
+                nodes.lose(who)
+            late = visit["round"] >= 3 and visit["base"] == list(NOT_VISITED)  # what it does then takes long
+            nodes.delay = lambda name: 100.0 if late and name == "birch" else 0.0
+        return ""
+
+    nodes.fault = lose
+    assert [len(r.clients) for r in deployed(nodes, lost_states=2)] == [3, 3, 2, 2, 2, 2]
+    said = [line["fault"] for line in faults(tmp_path) if line["client"] == "birch"]
+    assert said == ["lost its state and starts again", *["late"] * 4]
+
+
 def test_all_begin_anew_where_states_belong_together(tmp_path: Path) -> None:
     made = experiment("vrl-sgd", participation={"scheme": "everyone"}, rounds=5)
     nodes, lost = Nodes(made, tmp_path), []

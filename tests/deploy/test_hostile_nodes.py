@@ -24,7 +24,7 @@ from undrift.deploy.flower import FlowerLink, from_records, to_records
 from undrift.deploy.messages import Envelope
 from undrift.experiments.runs.directory import RunDirectory
 from undrift.experiments.runs.files import checked_lines
-from undrift.experiments.runs.verify import verify
+from undrift.experiments.verify import verify
 from undrift.models import MODELS
 
 

@@ -30,7 +30,8 @@ from undrift.experiments.report.tables import rounds_csv
 from undrift.experiments.report.write import summarise
 from undrift.experiments.runs.directory import EXPERIMENT, open_directory
 from undrift.experiments.runs.running import prepare_directory, run_experiment
-from undrift.experiments.runs.verify import forget_damaged, verify
+from undrift.experiments.runs.verify import forget_damaged
+from undrift.experiments.verify import verify
 
 ATTACK = "flipped bits in files of runs"
 METHODS = ("scaffold", "fedadam", "fedavg")
@@ -63,7 +64,7 @@ def _go_on(path: Path, federations: Federations) -> None:
             raise RuntimeError(update.error)
 
 
-def _figures(path: Path) -> str:
+def figures_of(path: Path) -> str:
     """The numbers of a report, without the clock's."""
     lines = rounds_csv(summarise([path]).records).splitlines()
     clock = [i for i, name in enumerate(lines[0].split(",")) if name == "seconds"]
@@ -99,7 +100,7 @@ def main(tries: int, seed: int) -> Tally:
                 for _ in islice(playing, rounds):
                     pass
                 playing.close()  # pyright: ignore[reportAttributeAccessIssue]
-            bases += [(path, outcome(whole), _figures(path)) for path in (whole, part)]
+            bases += [(path, outcome(whole), figures_of(path)) for path in (whole, part)]
         for number in range(tries):
             base, expected, figures = bases[number % len(bases)]
             copy = Path(root) / "damaged"
@@ -126,7 +127,7 @@ def tally_one(
     refused = None
     found = any(not finding.sound for finding in verify(copy))
     try:
-        if _figures(copy) != figures:
+        if figures_of(copy) != figures:
             return tally.hide(f"{what}: the report has other numbers")
     except InvalidInput as error:
         refused = error

@@ -45,6 +45,12 @@ ATTACKS = {
         "the run resumes to the same bytes, unless the bit is one of `experiment.toml`: then it is refused, with the name "
         "of the copy.",
     ),
+    "flips_of_searches": Attack(
+        500,
+        12,
+        "One bit of one file of a finished or an interrupted sweep, choice or comparison with references is flipped. It resumes "
+        "to the same trials, answers, models and metrics; until then an answer refuses, and an experiment is said to be changed.",
+    ),
     "data_files": Attack(
         2000,
         150,
@@ -75,6 +81,13 @@ ATTACKS = {
         0,
         "The server of a deployed run is killed at any message, and messages are lost, late or come twice: the same bits "
         "with cohorts; with a buffer the run ends with the sum of the nodes' states.",
+    ),
+    "stories": Attack(
+        2000,
+        15,
+        "Up to 40 requests of a deployed run in a row meet disks that are wiped, flipped or set back, messages that are lost, "
+        "late, doubled or NaN, and kills of the server, in any order, with cohorts, deadlines and a buffer. Every round is whole, no update "
+        "is used twice, the server's sum is that of the states by its book, what it is told of is mended, and the run ends.",
     ),
 }
 

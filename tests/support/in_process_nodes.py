@@ -152,12 +152,16 @@ def state_of(nodes: Nodes, client: int, r: Any) -> Any:
 
 def invariant_gap(nodes: Nodes, r: Any) -> float:
     """How far the server's sum of clients' states is from the sum of what they have on their disks."""
+    return sum_gap(nodes, r, [state_of(nodes, i, r) for i in range(len(nodes.there))])
+
+
+def sum_gap(nodes: Nodes, r: Any, states: Sequence[Any]) -> float:
+    """How far the server's sum of clients' states is from the sum of these, in the order of clients."""
     about = json.loads((run_dir(nodes.folder) / "deployment.json").read_text())["clients"]
     total = sum(about.values())
     server = r.state.server
     kept = server.h if hasattr(server, "h") else server.c
     found = 0 * kept
-    for i, name in enumerate(sorted(about)):
-        state = state_of(nodes, i, r)
+    for name, state in zip(sorted(about), states, strict=True):
         found = found + about[name] / total * (state.g if hasattr(state, "g") else state.c)
     return float((kept - found).abs().max())

@@ -11,8 +11,8 @@ from undrift.cli.terminal import make_console
 from undrift.core.errors import InvalidInput, speaking
 from undrift.experiments.report import Options, summarise, terminal_table, write_files
 from undrift.experiments.report.format import printable
-from undrift.experiments.runs import verify as verification
 from undrift.experiments.runs.directory import free_path
+from undrift.experiments.runs.verify import Finding
 
 
 def report(
@@ -70,13 +70,14 @@ def verify(
         raise typer.Exit(1)
 
 
-def _findings(path: Path) -> Iterator[verification.Finding]:
+def _findings(path: Path) -> Iterator[Finding]:
     from undrift.deploy.state_store import verify_states  # slow to import
+    from undrift.experiments.verify import verify
 
     states = verify_states(path)
     yield from states
     try:
-        yield from verification.verify(path)
+        yield from verify(path)
     except InvalidInput:  # no run
         if not states:
             raise

@@ -1,5 +1,7 @@
 """undrift reproduce."""
 
+import json
+import logging
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,17 +42,19 @@ from undrift.experiments.recipes.recipe import (
     read_recipe,
     settings_digest,
 )
-from undrift.experiments.recipes.results import check_current, outdated, read_results, record_results
+from undrift.experiments.recipes.results import NUMBERS, check_current, outdated, read_results, record_results
 from undrift.experiments.report import write_report
 from undrift.experiments.report.load import load_runs
 from undrift.experiments.report.tables import make_table
 from undrift.experiments.runs.directory import RunDirectory
-from undrift.experiments.runs.files import read_json, write_aside, write_json
+from undrift.experiments.runs.files import Damaged, read_json, write_aside, write_json, write_marked
 from undrift.experiments.sweeps.plan import Plan
 from undrift.experiments.sweeps.spaces import space_of
 from undrift.experiments.sweeps.sweeping import BEST
 
-CLAIMS, NUMBERS = "claims.json", "numbers.json"
+log = logging.getLogger("undrift")
+
+CLAIMS = "claims.json"
 # What must not change of an experiment between a run and its resumption.
 KEPT = ("rounds", "seeds", "methods", "local", "data", "clients", "model", "population", "server")
 
@@ -143,7 +147,8 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
     }
     measured = Measurements(methods, by_seed)
     results = check_claims(recipe.claim, measured)
-    write_json(out / CLAIMS, [result.to_dict() for result in results])
+    content = json.dumps([result.to_dict() for result in results], indent=1, allow_nan=False) + "\n"
+    write_marked(out, {CLAIMS: content.encode()})
     why = outdated(folder, recipe)
     if why is not None and not quiet:
         print(f"{folder.name}: {why}: they are not shown", file=sys.stderr)
@@ -169,8 +174,11 @@ def _compute(run: RecipeRun, folder: Path, out: Path, quick: bool) -> tuple[Mapp
     assert run.function is not None
     place = out / "runs" / run.name / NUMBERS
     digest = settings_digest(folder, read_recipe(folder)) + ("-quick" if quick else "")
-    if place.exists() and (kept := read_json(place))["settings"] == digest:
-        return kept["numbers"], kept["seconds"]
+    try:
+        if place.exists() and (kept := read_json(place))["settings"] == digest:
+            return kept["numbers"], kept["seconds"]
+    except Damaged as error:
+        log.warning("%s: its numbers are computed again", error)
     began = perf_counter()
     numbers = {label: [float(v) for v in values] for label, values in function_of(folder, run.function)(quick).items()}
     took = perf_counter() - began

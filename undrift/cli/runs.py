@@ -1,5 +1,6 @@
 """undrift run, compare, resume."""
 
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.choosing.choosing import PLAN, open_choosing
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.runs.directory import RunDirectory, free_path, open_directory
+from undrift.experiments.runs.files import is_as_written
 from undrift.experiments.runs.running import (
     Worker,
     config_of,
@@ -33,6 +35,8 @@ from undrift.experiments.runs.running import (
 )
 from undrift.experiments.runs.verify import forget_damaged
 from undrift.experiments.sweeps.sweeping import SWEEP, open_sweep
+
+log = logging.getLogger("undrift")
 
 
 def run(
@@ -52,6 +56,9 @@ def run(
     """
     chosen = o.settings_of({"engine": engine, "workers": workers})
     experiment = read(file, [*chosen, *(settings or ())])
+    if not is_as_written(file):
+        set_verbosity(verbose)
+        log.warning("%s was changed since it was written, or is damaged: it is run as it is", file)
     execute(experiment, experiment.name or file.stem, out, jobs, dry, quiet, verbose)
 
 

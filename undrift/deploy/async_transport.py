@@ -9,7 +9,7 @@ from undrift.core.errors import Deserted
 from undrift.core.records import nbytes
 from undrift.core.rng import Key
 from undrift.deploy.messages import NOT_VISITED, Envelope, Stamp
-from undrift.deploy.transport import Answers, FlowerTransport, StatesLost, restart_client
+from undrift.deploy.transport import Answers, FlowerTransport, StatesLost
 from undrift.simulation.aggregation import Reply, Traffic, send
 from undrift.simulation.asynchronous.buffered_rounds import Updates, discounts
 from undrift.simulation.asynchronous.policies import Buffer
@@ -59,22 +59,27 @@ class FlowerBuffer:
 
     def receive(self, t: int) -> Traffic:
         nodes, found = self.nodes, Answers()
+        lost: list[int] = []
         for i, reply in nodes.fleet.answers():
             out = self.out.get(i)
             if out is None:
                 continue
             loss = nodes.note_loss(i, reply, out.request, t)
             if loss and not nodes.entangled:
-                self.out[i] = replace(out, request=restart_client(out.request))
+                self.out[i] = replace(out, request=nodes.restart(i, out.request))
                 nodes.fleet.ask(i, self.out[i].request)
                 continue
             del self.out[i]
             if loss:
-                raise BufferedStatesLost(self, [i], t)
+                lost.append(i)
+                continue
             nodes.read(found, i, reply, out.request, out.form, t)
             if i in found.good:
                 self.buffer[i] = replace(out, up=found.good.pop(i), stamp=found.stamps[i])
         self._break_off(t)
+        if lost:
+            nodes.extra += Traffic(bytes_up=found.bytes_up)
+            raise BufferedStatesLost(self, sorted(lost), t)
         return Traffic(bytes_up=found.bytes_up, left_out=tuple(found.bad))
 
     def _break_off(self, t: int) -> None:

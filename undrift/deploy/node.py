@@ -175,7 +175,8 @@ class Node:
             up, new = self._visit(words, envelope.arrays, state, problem)
             _, answer = pack_tensors("up", up)
             store.put(now, pack_tensors("state", new)[1] | answer, {"request": asked})
-            kept = [s for s in store.stamps() if Stamp(*words["keep"]) <= s <= base]
+            last = now if base == NOT_VISITED else base  # who starts again may still have to go back to what it had
+            kept = [s for s in store.stamps() if Stamp(*words["keep"]) <= s <= last]
             store.keep([*kept, now])
         return Envelope("up", {"visit": visit}, answer)
 

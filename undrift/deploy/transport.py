@@ -258,7 +258,7 @@ class FlowerTransport:
                     continue
                 loss = self.note_loss(i, reply, requests[i], t)
                 if loss and not self.entangled:
-                    requests[i] = restart_client(requests[i])
+                    requests[i] = self.restart(i, requests[i])
                     self.fleet.ask(i, requests[i])
                     continue
                 waiting.discard(i)
@@ -279,6 +279,12 @@ class FlowerTransport:
             return False
         self.faults.note(t, i, "lost its state and starts again", "lost")
         return True
+
+    def restart(self, i: int, request: Envelope) -> Envelope:
+        """The same request to a client that starts again on its own: a loss is one, also if that is not answered in time."""
+        self._forget(i)
+        visit = {**request.header["visit"], "base": list(NOT_VISITED)}
+        return replace(request, header={**request.header, "visit": visit})
 
     def read(self, found: Answers, i: int, reply: Envelope, request: Envelope, form: Any, t: int) -> None:
         """Look at an answer; a bad one is named, counted and left out."""
@@ -382,14 +388,11 @@ class FlowerTransport:
     def _start_again(self, clients: Sequence[int], t: int) -> None:
         for i in clients:
             self.faults.note(t, i, "starts again: its state is lost, or was not sent when asked for")
-            row = map_tensors(as_row, StateStamp.of(NOT_VISITED, self.plan.problem.x0))
-            self.clients.scatter([i], row)
+            self._forget(i)
 
-
-def restart_client(request: Envelope) -> Envelope:
-    """The same request to a client that starts again."""
-    visit = {**request.header["visit"], "base": list(NOT_VISITED)}
-    return replace(request, header={**request.header, "visit": visit})
+    def _forget(self, client: int) -> None:
+        """The client has no state by the server's book."""
+        self.clients.scatter([client], map_tensors(as_row, StateStamp.of(NOT_VISITED, self.plan.problem.x0)))
 
 
 def _decoded(wire: Wire, payload: Any) -> Any:

@@ -3,6 +3,10 @@
 import errno
 import json
 import os
+import re
+import socket
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -49,6 +53,32 @@ def test_one_directory_one_process(tmp_path: Path) -> None:
         lock(tmp_path)
     held.release()
     lock(tmp_path).release()
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ("{gone}\n{here}\n", "the one that began, {gone}, is gone; what it started may still run, else remove"),
+        (
+            "{gone}\nfar-away\n",
+            "process {gone} on far-away: wait for it, or stop it there first; if it is gone, remove",
+        ),
+        ("", "another process: wait for it, or stop it first"),
+        ("\xff", "another process: wait for it, or stop it first"),
+    ],
+)
+def test_who_holds_a_lock_is_told(left: str, said: str, tmp_path: Path) -> None:
+    """As of a process that is gone and whose children still hold it."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    words = {"gone": ended.pid, "here": socket.gethostname()}
+    held = lock(tmp_path)
+    (tmp_path / ".lock").write_bytes(left.format(**words).encode("latin-1"))
+    try:
+        with pytest.raises(ud.InvalidInput, match=re.escape(said.format(**words))):
+            lock(tmp_path)
+    finally:
+        held.release()
 
 
 def test_a_file_under_its_name_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,16 @@ def test_another_sweep_in_the_directory_is_refused(tmp_path, swept_once):
         held.release()
 
 
-def test_a_broken_database_is_named(tmp_path):
+def test_a_broken_database_is_named(tmp_path, caplog):
     list(run_sweep(experiment("fedavg", rounds=1), Plan(SPACE), tmp_path))
     (tmp_path / "sweep.db").write_bytes(b"no database at all" * 100)
-    with pytest.raises(InvalidInput, match="sweep.db cannot be used"):
+    assert list(run_sweep(experiment("fedavg", rounds=1), Plan(SPACE), tmp_path)) == []
+    assert "sweep.db is damaged (file is not a database): its copy is used" in caplog.text
+    for name in ("sweep.db", ".sweep.db.copy"):
+        (tmp_path / name).write_bytes(b"no database at all" * 100)
+    with pytest.raises(
+        InvalidInput, match=r"sweep.db is damaged \(file is not a database\), and there is no sound copy"
+    ):
         next(run_sweep(experiment("fedavg", rounds=1), Plan(SPACE), tmp_path))
 
 

@@ -14,6 +14,7 @@ from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.choosing.describe import federation_in_words
 from undrift.experiments.report.costs import first_round
 from undrift.experiments.report.format import format_bytes, format_change, format_metric, plural
+from undrift.experiments.runs.files import Damaged, read_json, write_json
 from undrift.metrics.quality import higher_is_better, spread
 
 CONFIDENCE = 0.95  # of the interval of differences by seed that must leave out zero
@@ -115,7 +116,7 @@ class Choice:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; `ud.load_choice` reads it."""
-        Path(path).write_text(self.json(), encoding="utf-8")
+        write_json(Path(path), asdict(self))
 
     def json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
@@ -228,12 +229,14 @@ def load_choice(path: str | Path) -> Choice:
     path = Path(path)
     path = path / "choice.json" if path.is_dir() else path
     try:
-        words = json.loads(path.read_text(encoding="utf-8"))
+        words = read_json(path)
         each = (c | {name: tuple(c[name]) for name in ("qualities", "edges")} for c in words["contenders"])
         words["contenders"] = tuple(Contender(**c) for c in each)
         return Choice(**words)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read ({error.strerror}): give what `undrift choose` wrote") from None
+    except Damaged as error:
+        raise InvalidInput(
+            f"{error}: give what `undrift choose` wrote; `undrift resume` of its folder writes it anew"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{path} is no choice ({error}): give what `undrift choose` wrote") from None
 

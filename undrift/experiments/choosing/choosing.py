@@ -5,9 +5,13 @@ sweep/         the trials (experiments/sweeps)
 finals/        the best of each method with seeds that nothing was tuned on, a file a method
 choice.json    the answer
 chosen.toml    the baseline and the chosen method, for `undrift run`
+
+The JSON files have checksums, `.checksums.json` has that of chosen.toml.  The plan has a copy; what else is damaged is made
+again, with a warning, when the choice is resumed.
 """
 
 import json
+import logging
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +31,14 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.config.toml import from_dict, to_dict, to_toml
 from undrift.experiments.runs.estimate import seconds_together
-from undrift.experiments.runs.files import write_aside
+from undrift.experiments.runs.files import (
+    Damaged,
+    copy_of,
+    read_json,
+    read_json_or_copy,
+    write_json,
+    write_marked,
+)
 from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps.chosen import check_values, method_words, with_methods
 from undrift.experiments.sweeps.plan import MethodSearch, Plan, plan_searches
@@ -40,8 +51,10 @@ from undrift.problems.model import ModelProblem
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.participation import expected_size
 
+log = logging.getLogger("undrift")
+
 DEFAULT_METHODS = ("fedavg", "fedprox", "fedavg-m", "scaffold", "scaffold-m", "fedgm", "fedhbm", "ghbm", "fednova")
-PLAN, CHOICE, CHOSEN = "plan.json", "choice.json", "chosen.toml"
+PLAN, FINALS, CHOICE, CHOSEN = "plan.json", "finals", "choice.json", "chosen.toml"
 TIMED_RUNS, TIMED_ROUNDS = (
     4,
     100,
@@ -185,15 +198,24 @@ def carry_out(choosing: Choosing, directory: Path, keep: bool = True) -> Iterato
     if keep:
         directory.mkdir(parents=True, exist_ok=True)
         plan = {"request": choosing.request, "plan": choosing.words()}
-        write_aside(directory / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
+        write_json(directory / PLAN, plan, copy=True)
     yield from continue_sweep(choosing.sweep, directory / "sweep")
-    (directory / "finals").mkdir(exist_ok=True)
+    (directory / FINALS).mkdir(exist_ok=True)
     for result in read_results(choosing.sweep, directory / "sweep"):
-        path = directory / "finals" / f"{result.search.label}.json"
-        if result.best is not None and not path.exists():
+        if result.best is not None and _final(directory, result.search.label) is None:
             final = _run_again(choosing, result.best, result.edges)
-            write_aside(path, json.dumps(asdict(final)).encode())
+            write_json(directory / FINALS / f"{result.search.label}.json", asdict(final))
             yield final
+
+
+def _final(directory: Path, label: str) -> Final | None:
+    """The final runs of a method, if they have ended and their file is what was written."""
+    path = directory / FINALS / f"{label}.json"
+    try:
+        return Final(**read_json(path)) if path.exists() else None
+    except (Damaged, TypeError) as error:
+        log.warning("%s: its runs are run again", error if isinstance(error, Damaged) else f"{path} is damaged")
+        return None
 
 
 def _run_again(choosing: Choosing, best: TrialDone, edges: Sequence[str]) -> Final:
@@ -206,8 +228,12 @@ def _run_again(choosing: Choosing, best: TrialDone, edges: Sequence[str]) -> Fin
         whole = choosing.make(seed).problem
         problems[seed] = with_held_out(whole, part, seed) if part else whole
     histories, stopped = played_together(experiment, problems)
-    if stopped is None and not all(math.isfinite(r.metrics["loss"]) for each in histories for r in each if r.metrics):
-        stopped = "the loss was not finite"
+    judged = {
+        name: [r.metrics[name] for each in histories for r in each if r.metrics] for name in ("loss", sweep.metric)
+    }
+    for name, values in judged.items() if stopped is None else ():
+        if not all(map(math.isfinite, values)):
+            stopped = stopped or f"the {name} was not finite"
     if stopped is not None:
         return Final(label, best.words, best.chosen, [], [], [], 0, 0.0, tuple(edges), f"with other seeds: {stopped}")
     rounds = [r.round for r in histories[0] if r.metrics]
@@ -232,8 +258,7 @@ def conclude(choosing: Choosing, directory: Path, keep: bool = True) -> Choice:
     finals, failed = [], dict(choosing.dropped)
     for result in read_results(sweep, directory / "sweep"):
         label = result.search.label
-        path = directory / "finals" / f"{label}.json"
-        final = Final(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        final = _final(directory, label)
         if final is not None and final.stopped is None:
             finals.append(final)
         else:
@@ -260,8 +285,8 @@ def conclude(choosing: Choosing, directory: Path, keep: bool = True) -> Choice:
         sweep.experiment.data.name if keep else "a problem in Python", follow,
     )  # fmt: skip
     if keep:
-        write_aside(directory / CHOSEN, to_toml(run).encode())
-        write_aside(directory / CHOICE, found.json().encode())
+        write_marked(directory, {CHOSEN: to_toml(run).encode()})
+        found.save(directory / CHOICE)
     return found
 
 
@@ -272,9 +297,9 @@ def open_choosing(directory: Path) -> Choosing:
     """The choice of a directory, to resume it."""
     path = directory / PLAN
     try:
-        request = json.loads(path.read_text(encoding="utf-8"))["request"]
+        request = read_json_or_copy(path)["request"]
         experiment = from_dict(request.pop("experiment"))
-    except (OSError, ValueError, KeyError) as error:
+    except (Damaged, KeyError) as error:
         raise InvalidInput(f"{path} cannot be used ({error}): choose again with --out NEW") from None
     return prepare_choosing(experiment, directory=directory, **request)
 
@@ -284,12 +309,13 @@ def _known_plan(directory: Path | None, request: Mapping[str, Any]) -> dict[str,
         return None
     path = directory / PLAN
     if not path.exists():
-        if not directory.is_dir() or any(directory.iterdir()):
+        begun = {copy_of(path).name, f".{PLAN}.part", f".{copy_of(path).name}.part"}
+        if not directory.is_dir() or any(entry.name not in begun for entry in directory.iterdir()):
             raise InvalidInput(f"{directory} exists and holds no choice: --out chooses another place")
         return None
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json_or_copy(path)
         check_same(known["request"], json.loads(json.dumps(request)), directory, what="choice")
         return known["plan"]
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+    except (Damaged, KeyError) as error:
         raise InvalidInput(f"{path} cannot be used ({error}): --out chooses another place") from None

@@ -17,6 +17,7 @@ from undrift.metrics.quality import spread
 from undrift.version import __version__
 
 RESULTS = "results.json"
+NUMBERS = "numbers.json"  # of a function, in the directory of a reproduction
 VERDICTS: tuple[str, ...] = ("yes", "in the mean", "no")
 
 

@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.runs.directory import EXPERIMENT, FEDERATION, VISITS, RunDirectory, metrics_in, runs_below
+from undrift.experiments.runs.directory import (
+    EXPERIMENT,
+    FEDERATION,
+    REFERENCE,
+    VISITS,
+    RunDirectory,
+    metrics_in,
+    runs_below,
+)
 from undrift.experiments.runs.files import read_json
-from undrift.experiments.runs.references import ABOUT
 
 VIRTUAL = "virtual_seconds"  # the virtual clock after a round, in metrics.jsonl
 MAX_CLIENTS, MIN_VISITS, MIN_STEPS = 25, 60, 3  # of a timeline
@@ -288,7 +295,7 @@ def _read_reference(path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any
     """What a reference says of itself; None of a method's run."""
     if _list_labels(settings):
         return None
-    return read_json(path / ABOUT) if (path / ABOUT).exists() else {}
+    return read_json(path / REFERENCE) if (path / REFERENCE).exists() else {}
 
 
 def _column(lines: Sequence[Line], name: str, dtype: type = float) -> np.ndarray:

@@ -58,6 +58,8 @@ EXPERIMENT, MANIFEST, RESULT = "experiment.toml", "manifest.json", "result.json"
 METRICS, TIMES, FEDERATION = "metrics.jsonl", "times.jsonl", "federation.json"
 DEPLOYMENT, FAULTS, WIRE = "deployment.json", "faults.jsonl", "wire.jsonl"  # of runs on real nodes
 VISITS = "visits.jsonl"
+REFERENCE = "reference.json"  # how many gradients a reference took, and of which method the model is that it began with
+START = "start.safetensors"  # that model, which is fine-tuned
 LISTED = 1000  # participants of a round that are recorded by number
 
 

@@ -213,6 +213,63 @@ def read_json_or_copy(path: Path) -> Any:
         return content
 
 
+CHECKSUMS = ".checksums.json"  # of files in its folder that have no room for one: TOML, CSV
+
+
+def write_marked(folder: Path, files: Mapping[str, bytes], copies: bool = False) -> None:
+    """Write files whose checksums are kept beside them, under a name each; with a copy each, if they cannot be made again.
+
+    What they are is written down first, beside what they were: stopped at any moment, one of the two is right.
+    """
+    marks, new = marks_in(folder), {name: mark_of_bytes(content) for name, content in files.items()}
+    changed = {
+        name: [*marks.get(name, [])[-1:], mark] for name, mark in new.items() if mark not in marks.get(name, [])[-1:]
+    }
+    if changed or not _sound(folder / CHECKSUMS):
+        write_json(folder / CHECKSUMS, {"files": {**marks, **changed}}, copy=True)
+    for name, content in files.items():
+        path = folder / name
+        for place in (copy_of(path), path) if copies else (path,):
+            if not place.is_file() or place.read_bytes() != content:
+                write_aside(place, content)
+
+
+def _sound(path: Path) -> bool:
+    """Whether a JSON file and its copy are what was written."""
+    try:
+        return read_json(path) == read_json(copy_of(path))
+    except Damaged:
+        return False
+
+
+def marks_in(folder: Path) -> dict[str, list[dict[str, int]]]:
+    """What is known of files whose checksums are kept beside them: what each is, perhaps after what it was before."""
+    path = folder / CHECKSUMS
+    try:
+        return read_json_or_copy(path)["files"] if path.exists() or copy_of(path).exists() else {}
+    except Damaged as error:
+        log.warning("%s: what it was of is taken as it is", error)
+        return {}
+
+
+def is_as_written(path: Path) -> bool:
+    """Whether a file is what was written, so far as its checksum is kept beside it."""
+    marks = marks_in(path.parent).get(path.name)
+    return marks is None or (path.is_file() and mark_of(path) in marks)
+
+
+def read_marked(path: Path) -> bytes:
+    """A file whose checksum is kept beside it, or with a warning its copy; Damaged if neither is what was written."""
+    marks = marks_in(path.parent).get(path.name)
+    for place in (path, copy_of(path)):
+        content = place.read_bytes() if place.is_file() else None
+        if content is not None and (marks is None or mark_of_bytes(content) in marks):
+            if place != path:
+                log.warning("%s is damaged or was changed: its copy is used", path)
+            return content
+    raise Damaged(f"{path} is damaged or was changed, and so is its copy")
+
+
 def checksum_of(content: Mapping[str, Any]) -> int:
     """Of an object, however it is laid out in a file."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())

@@ -1,5 +1,6 @@
 """The runs of references in a comparison: recorded and resumed as all others are."""
 
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +12,13 @@ from torch import Tensor
 
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation
-from undrift.experiments.runs.directory import RunDirectory, create, metrics_in
-from undrift.experiments.runs.files import read_json, write_aside, write_json
+from undrift.experiments.runs.directory import REFERENCE, START, RunDirectory, create, metrics_in
+from undrift.experiments.runs.files import Damaged, mark_of_bytes, read_json, write_aside, write_json
 from undrift.metrics.quality import higher_is_better, usual_last
 from undrift.simulation.api import RunConfig
 from undrift.simulation.references import Alone, reference_config, steps_a_round
 
-START = "start.safetensors"  # the model that is fine-tuned
-ABOUT = "reference.json"  # how many gradients, and of which method the model is
+log = logging.getLogger("undrift")
 
 
 def reference_run(experiment: Experiment, built: Federation, path: Path) -> RunConfig:
@@ -34,9 +34,18 @@ def reference_run(experiment: Experiment, built: Federation, path: Path) -> RunC
         metrics=experiment.evaluation.metrics,
     )
     config = reference_config(kind, federated, _model(path, built) if kind == "fine-tuned" else None)
-    about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
-    write_json(path / ABOUT, about | {"kind": kind, "gradients": round(config.rounds * steps_a_round(config))})
+    _note(path, kind=kind, gradients=round(config.rounds * steps_a_round(config)))
     return config
+
+
+def _note(path: Path, **words: object) -> None:
+    """Write something about a reference beside what is known of it."""
+    try:
+        about = read_json(path / REFERENCE) if (path / REFERENCE).exists() else {}
+    except Damaged as error:
+        log.warning("%s: it is written anew", error)
+        about = {}
+    write_json(path / REFERENCE, about | words)
 
 
 def is_fine_tuned(path: Path) -> bool:
@@ -50,16 +59,25 @@ def begin_with_best(folder: Path, experiment: Experiment, runs: Sequence[RunDire
     """
     best, made = best_method(folder, experiment), []
     for run in runs:
-        model = (folder / best / run.path.name / "model.safetensors").read_bytes()
+        model = _model_of(RunDirectory(folder / best / run.path.name))
         start = run.path / START
         if start.exists() and start.read_bytes() != model:
             described = run.experiment()
             shutil.rmtree(run.path)
             run = create(run.path, described)
         write_aside(run.path / START, model)
-        write_json(run.path / ABOUT, {"of": best})
+        _note(run.path, of=best, start=mark_of_bytes(model))
         made.append(run)
     return made
+
+
+def _model_of(run: RunDirectory) -> bytes:
+    """The model of a run that has ended, as it was written."""
+    path = run.path / "model.safetensors"
+    content, mark = path.read_bytes(), (run.result() or {}).get("files", {}).get(path.name)
+    if mark is not None and mark_of_bytes(content) != mark:
+        raise Damaged(f"{path} is damaged: `undrift resume {run.path.parent.parent}` repairs it")
+    return content
 
 
 def best_method(folder: Path, experiment: Experiment) -> str:

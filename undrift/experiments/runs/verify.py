@@ -1,4 +1,4 @@
-"""Whether the files of runs are what was written, a finding a file; nothing is built, run or changed."""
+"""Whether the files of a run are what was written, a finding a file; nothing is built, run or changed."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from undrift.core.errors import InvalidInput
 from undrift.experiments.runs.checkpoint import Checkpoints, Unusable, signed_record
 from undrift.experiments.runs.directory import (
     DEPLOYMENT,
@@ -15,7 +14,9 @@ from undrift.experiments.runs.directory import (
     FEDERATION,
     MANIFEST,
     METRICS,
+    REFERENCE,
     RESULT,
+    START,
     TIMES,
     VISITS,
     WIRE,
@@ -48,37 +49,20 @@ class Finding:
     said: str
 
 
-def verify(root: Path) -> Iterator[Finding]:
-    """Findings on every file of the runs in a directory.
-
-    >>> import tempfile
-    >>> from undrift.experiments.runs.files import write_json
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "experiment.toml").write_text("rounds = 1")
-    >>> write_json(folder / "manifest.json", {"experiment": "that of another text"})
-    >>> [(finding.path.name, finding.sound) for finding in verify(folder)]
-    [('manifest.json', True), ('experiment.toml', False)]
-    """
-    folders = sorted({path.parent for name in (EXPERIMENT, MANIFEST, METRICS) for path in root.rglob(name)})
-    if not folders:
-        raise InvalidInput(f"no run in {root}: give directories that `undrift run` or `undrift compare` wrote")
-    for folder in folders:
-        yield from _verify_run(folder)
-
-
 def forget_damaged(runs: Iterable[Path]) -> None:
     """Forget that these runs have ended where something of them is damaged: ending again, they write it anew."""
     for path in runs:
         if (path / RESULT).exists():
-            damaged = [finding.path.name for finding in _verify_run(path) if not finding.sound]
+            damaged = [finding.path.name for finding in verify_run(path) if not finding.sound]
             if damaged:
                 log.warning("%s: %s damaged: what can be rebuilt is", path, ", ".join(damaged))
                 (path / RESULT).unlink()
 
 
-def _verify_run(folder: Path) -> Iterator[Finding]:
+def verify_run(folder: Path) -> Iterator[Finding]:
+    """Findings on every file of a run, or on those that a comparison has beside its runs."""
     known: dict[str, Any] = {}
-    for name, hint in {MANIFEST: "", RESULT: RESUME, FEDERATION: RESUME, DEPLOYMENT: ""}.items():
+    for name, hint in {MANIFEST: "", RESULT: RESUME, FEDERATION: RESUME, DEPLOYMENT: "", REFERENCE: RESUME}.items():
         path = folder / name
         try:
             if path.exists() or name == MANIFEST:
@@ -86,11 +70,11 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
                 checked = CHECK.encode() in path.read_bytes()
                 yield Finding(path, True, "" if checked else "it can be read; it was written without a checksum")
         except Damaged as error:
-            copy = _sound_copy(path)
+            copy = sound_copy(path)
             known[name] = copy or {}
             yield Finding(path, False, "its copy is sound and will be used" if copy else hint or str(error))
     yield _experiment(folder / EXPERIMENT, known[MANIFEST])
-    marks = known.get(RESULT, {}).get("files", {})
+    marks = {**known.get(RESULT, {}).get("files", {})}
     for name in (METRICS, VISITS):
         if (folder / name).exists() or name in marks or copy_of(folder / name).exists():
             yield _lines(folder / name, marks.get(name))
@@ -99,6 +83,8 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
             lines, spoilt = checked_lines(path)
             said = f"{len(spoilt)} lines are damaged, {len(lines)} are sound" if spoilt else f"{len(lines)} lines"
             yield Finding(path, not spoilt, said)
+    if "start" in known.get(REFERENCE, {}):
+        marks |= {START: known[REFERENCE]["start"]}
     for name, mark in marks.items():
         if name.endswith(".safetensors"):
             sound = (folder / name).is_file() and mark_of(folder / name) == mark
@@ -106,7 +92,8 @@ def _verify_run(folder: Path) -> Iterator[Finding]:
     yield from _checkpoints(folder / "checkpoints")
 
 
-def _sound_copy(path: Path) -> Any:
+def sound_copy(path: Path) -> Any:
+    """What the copy of a JSON file has; None if that is damaged, too."""
     try:
         return read_json(copy_of(path))
     except Damaged:

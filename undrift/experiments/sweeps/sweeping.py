@@ -1,9 +1,11 @@
 """A sweep in its directory: trials of every method in turn, resumable after any interruption.
 
-sweep.toml   the experiment, the space and the plan: a sweep that is called again must be the same
-sweep.db     finished trials (Optuna, SQLite)
+sweep.toml   the experiment, the space and the plan: a sweep that is called again must be the same; it has a copy
+sweep.db     finished trials (Optuna, SQLite), each with a checksum; it has a copy
 trials.csv   the same as a table
 best.toml    the experiment with the best parameters of each method, for `undrift run`
+
+`.checksums.json` says what the TOML and CSV files are.
 """
 
 import csv
@@ -22,7 +24,7 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation, federation
 from undrift.experiments.config.toml import Origin, from_dict, to_dict, to_toml
-from undrift.experiments.runs.files import hold, write_aside
+from undrift.experiments.runs.files import Damaged, hold, read_marked, write_marked
 from undrift.experiments.runs.running import config_of
 from undrift.experiments.sweeps.chosen import check_values, edges, method_words, with_chosen, with_methods
 from undrift.experiments.sweeps.plan import MethodSearch, Plan, plan_searches
@@ -209,10 +211,10 @@ def open_sweep(directory: Path) -> tuple[Experiment, Plan]:
     if not path.is_file():
         raise InvalidInput(f"{directory} is not a sweep: it needs {SWEEP}, which `undrift sweep` writes")
     try:
-        words = tomllib.loads(path.read_text(encoding="utf-8"))
+        words = tomllib.loads(read_marked(path).decode())
         space = space_from_dict(words["space"], "space")
         return from_dict(words["experiment"], Origin(str(path))), Plan(space, **words["sweep"])
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (OSError, Damaged, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise InvalidInput(f"{path} cannot be used ({error}): start a new sweep with --out NEW") from error
 
 
@@ -234,17 +236,17 @@ def _claim(sweep: Sweep, directory: Path) -> None:
     text = tomli_w.dumps(_words(sweep))
     try:
         if path.exists():
-            known = tomllib.loads(path.read_text(encoding="utf-8"))
-            check_same(known, tomllib.loads(text), directory)
-            return
+            content = read_marked(path)
+            check_same(tomllib.loads(content.decode()), tomllib.loads(text), directory)
+            return write_marked(directory, {SWEEP: content}, copies=True)
         if directory.exists() and (not directory.is_dir() or _occupied(directory)):
             raise InvalidInput(f"{directory} exists and is no sweep: --out chooses another place")
         directory.mkdir(parents=True, exist_ok=True)
-        write_aside(path, text.encode())
+        write_marked(directory, {SWEEP: text.encode()}, copies=True)
     except OSError as error:
         raise InvalidInput(f"{directory} cannot be written ({error.strerror}): --out chooses another place") from error
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path} is not TOML ({error}): --out chooses another place") from error
+    except (Damaged, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be used ({error}): --out chooses another place") from error
 
 
 def _occupied(directory: Path) -> bool:
@@ -264,10 +266,9 @@ def check_same(known: Any, asked: Any, directory: Path, place: str = "", what: s
 
 
 def _write(sweep: Sweep, directory: Path, done: Mapping[str, Sequence[TrialDone]]) -> None:
-    write_aside(directory / TRIALS, _table(done, list(sweep.problems)).encode())
     best = best_experiment(sweep.experiment, done)
-    if best is not None:
-        write_aside(directory / BEST, to_toml(best).encode())
+    files = {TRIALS: _table(done, list(sweep.problems)), **({} if best is None else {BEST: to_toml(best)})}
+    write_marked(directory, {name: text.encode() for name, text in files.items()})
 
 
 def _table(done: Mapping[str, Sequence[TrialDone]], seeds: Sequence[int]) -> str:
