@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import undrift as ud
 from tests.support.compiled import needs_compiler, ragged
 from tests.support.toy_problem import gap, path
 from undrift.algorithms.fedavg import FedAvg, Up
-from undrift.compiler import CannotCompile, layout
+from undrift.compiler import CannotCompile, kernels, layout
 from undrift.core.records import record
 from undrift.simulation.engines.choice import EngineChoice
 from undrift.simulation.engines.compiled import programs_of
@@ -122,6 +123,32 @@ def test_nothing_is_rounded_into_its_place(interpreted: None) -> None:
     for engine in ("batched", "compiled"):
         with pytest.raises(Exception, match="dtype"):
             ud.run(Coarser(), ragged(), engine=engine, **SETTINGS)
+
+
+# steps that TorchInductor would stumble over
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "clients, off, dtype",
+    [(2, (), torch.float64), (4, ("all",), torch.float32)],
+    ids=["with kernels", "without"],
+)
+def test_clipped_steps_with_momentum_are_compiled(
+    clients: int, off: tuple[str, ...], dtype: torch.dtype, refusals: Any
+) -> None:
+    """The new model is made of the old momentum, which is overwritten in the same loop: that reads no part of the model."""
+    from torch._inductor import config
+
+    torch.manual_seed(0)
+    X, Y = torch.randn(50, 6, dtype=dtype), torch.randint(0, 3, (50,))
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    problem = ud.federate((X, Y), model=net, loss=F.cross_entropy, clients=ud.IID(clients))
+    local = ud.Local(steps=3, batch=4, lr=0.1, clip=0.5, optimiser="nesterov")
+    with kernels.without(*off), config.patch(force_disable_caches=True):
+        ours = path(ud.FedAvg(), problem, rounds=2, engine="compiled", local=local)
+    assert gap(ours, path(ud.FedAvg(), problem, rounds=2, local=local)) < (1e-9 if dtype == torch.float64 else 1e-5)
+    assert refusals() == []
 
 
 # memory

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import undrift as ud
-from tests.support.compiled import needs_compiler
+from tests.support.compiled import needs_compiler, run_as_traced
 from tests.support.everywhere import federation, models, played
 from tests.support.toy_problem import gap
 from undrift.compiler import inductor, kernels
@@ -49,7 +49,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         nodes = list(module.graph.nodes)
         found.update(str(node.target) for node in nodes if node.op == "call_function")
         found["hoisted"] += sum(node.name.startswith("ready_") for node in nodes)
-        return lambda args: module(*args)
+        return run_as_traced(module)
 
     monkeypatch.setattr(inductor, "compile_graph", build)
     return found

@@ -6,12 +6,13 @@ without a word.
 """
 
 import platform
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -104,10 +105,32 @@ def compile_graph(module: GraphModule, mode: Any, operators: Sequence[Any]) -> C
         realize_reads_threshold=16,  # arithmetic on a few vectors is rather repeated than written down
         fx_graph_cache=constants_in(module) <= MAX_CACHED_CONSTANTS,
     )
-    with config, V.set_fake_mode(mode), tracing(TracingContext(mode)):
+    with config, V.set_fake_mode(mode), tracing(TracingContext(mode)), _tolerate_missing_reads():
         program: Any = compile_fx_inner(module, arguments, is_inference=True, cudagraphs=False)  # pyright: ignore[reportArgumentType]
     # The program itself, without the bookkeeping around it, which takes as long as a small step.
     return getattr(program, "current_callable", None) or program
+
+
+@contextmanager
+def _tolerate_missing_reads() -> Iterator[None]:
+    """Let TorchInductor leave a vector in memory if something in its loop comes after it without reading it.
+
+    A vector that is used in one loop only is kept out of memory, if all that comes after it reads it number by number.  What
+    overwrites an input comes after all that read the input, and does not read what these computed: TorchInductor then asks for
+    an index that is not there, and ends with `KeyError: 'buf20'` (https://github.com/pytorch/pytorch/issues/188228).
+    """
+    from torch._inductor.loop_body import LoopBody
+
+    index_of = LoopBody.get_read_expr  # whose only caller is that check
+
+    def index_or_none(body: Any, buffer: str) -> Any:
+        try:
+            return index_of(body, buffer)
+        except KeyError:
+            return None
+
+    with patch.object(LoopBody, "get_read_expr", index_or_none):
+        yield
 
 
 def constants_in(module: GraphModule) -> int:

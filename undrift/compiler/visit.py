@@ -110,7 +110,12 @@ class Call:
     segment: GraphModule
 
     def __call__(self, given: list[Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
-        return function(join(self.segment(*given)))
+        x = join(self.segment(*given))
+        found = function(x)
+        if (found.shape, found.dtype) != (x.shape, x.dtype):  # programs read memory, and ask nothing
+            was, should = (f"{t.dtype} {list(t.shape)}" for t in (found, x))
+            raise CannotCompile(f"a call returns {was} where {should} is needed")
+        return found.contiguous()
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,8 @@ class _Cutting:
         results: dict[Node, list[list[Node]]] = {}
         for number, mark in enumerate(self.marks[:stages]):
             results[mark] = [
-                self._placeholders(graph, f"result_{number}_{j}", value) for j, value in enumerate(self._results(mark))
+                self._placeholders(graph, f"result_{number}_{j}", value, mark.target is BEGIN)
+                for j, value in enumerate(self._results(mark))
             ]
         within = {node for _, body in self.bodies.values() for node in body}
         for node in self.nodes:
@@ -268,11 +274,12 @@ class _Cutting:
     def _begin_of(self, end: Any) -> Node:
         return next(begin for begin, (other, _) in self.bodies.items() if other is end)
 
-    def _placeholders(self, graph: Graph, name: str, value: Tensor) -> list[Node]:
-        """Inputs of a graph for the pieces of a value, each contiguous in memory."""
+    def _placeholders(self, graph: Graph, name: str, value: Tensor, apart: bool) -> list[Node]:
+        """Inputs of a graph for the pieces of a value: each in memory of its own, as a loop carries them, or parts of the whole."""
         with self.mode:
-            empty = [p.new_empty(p.shape) for p in self.layout.split(value)]
-        return [_placeholder(graph, f"{name}_{j}", p) for j, p in enumerate(empty)]
+            pieces = self.layout.split(value)
+            pieces = [p.new_empty(p.shape) for p in pieces] if apart else pieces
+        return [_placeholder(graph, f"{name}_{j}", p) for j, p in enumerate(pieces)]
 
     def _segment(self, values: Sequence[Node], stages: int, fresh: int) -> tuple[GraphModule, list[int]]:
         """From inputs and earlier results to these values, in pieces; the first `fresh` of them may be overwritten."""

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift as ud
-from tests.support.compiled import TracedWorld, assert_compiled_whole, local_of, needs_compiler, ragged
+from tests.support.compiled import (
+    TracedWorld,
+    assert_compiled_whole,
+    local_of,
+    needs_compiler,
+    ragged,
+    run_as_traced,
+)
 from tests.support.method_table import FIRST, ROWS, Row, made
 from tests.support.oracles.world import make_world
 from tests.support.quadratics import quadratic
@@ -100,14 +107,14 @@ def test_updates_folded_into_products_are_the_methods_own(
     products: list[int] = []
     shared: list[int] = []
 
-    def run_as_traced(graph: Any, *_: Any) -> Any:
+    def build(graph: Any, *_: Any) -> Any:
         targets = [str(node.target) for node in graph.graph.nodes]
         added = ("baddbmm_", "summed_")  # to what is there, or to a sum of vectors
         products.append(sum(any(name in target for name in added) for target in targets))
         shared.append(sum("aten.mm" in target for target in targets))
-        return lambda args: graph(*args)
+        return run_as_traced(graph)
 
-    monkeypatch.setattr(inductor, "compile_graph", run_as_traced)
+    monkeypatch.setattr(inductor, "compile_graph", build)
     monkeypatch.setattr(small_products, "SMALL", 0)
     monkeypatch.setattr(steps, "LARGE", 0)
     settings: dict[str, Any] = {
@@ -203,7 +210,7 @@ def test_unequal_steps_of_any_number_run_the_same_program(interpreted: None, mon
     monkeypatch.setattr(
         inductor,
         "compile_graph",
-        lambda graph, *_: made_here.append(1) or (lambda args: graph(*args)),
+        lambda graph, *_: made_here.append(1) or run_as_traced(graph),
     )
     local = ud.Local(steps=(1, 9), batch=4, lr=0.1)
     ud.run(

@@ -214,7 +214,7 @@ def verify_program(program: CompiledVisit, visit: TracedVisit, spec: VisitSpec, 
         sent, new, _ = run_program(program, again, spec, up, kept)
         if same_up_to_rounding([*tensors(sent), *tensors(new)], expected, disturbed):
             return
-    raise CannotCompile("its program computes something else, so torch compiles it wrongly")
+    raise CannotCompile("its results differ from those of the uncompiled visit by more than rounding")
 
 
 def attempt(make: Callable[[], T]) -> T | CannotCompile:
