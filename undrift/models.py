@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from undrift.core.errors import InvalidInput, check_name, first_line
+from undrift.core.errors import InvalidInput, first_line, registering
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
 
@@ -35,9 +35,7 @@ def model(make: Make) -> Make:
     >>> MODELS.pop("wide").__name__
     'wide'
     """
-    check_name("model", make.__name__, MODELS.get(make.__name__), make)
-    MODELS[make.__name__] = make
-    return make
+    return registering("model", make.__name__, MODELS)(make)
 
 
 # dense

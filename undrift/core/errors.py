@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import SequenceMatcher, get_close_matches
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+T = TypeVar("T")
 
 
 class InvalidInput(ValueError):
@@ -82,6 +84,17 @@ def check_name(kind: str, name: str, known: Any, new: Any) -> None:
     """A name may be registered again by its own definition (a cell run twice), not by another one."""
     if known is not None and known.__qualname__ != new.__qualname__:
         raise InvalidInput(f"there is a {kind} {name!r} already: choose another name")
+
+
+def registering(kind: str, name: str, known: dict[str, Any]) -> Callable[[T], T]:
+    """A decorator that adds what it is given to those of its kind that are known, under this name."""
+
+    def register(new: T) -> T:
+        check_name(kind, name, known.get(name), new)
+        known[name] = new
+        return new
+
+    return register
 
 
 def _nearest(got: str, known: Sequence[str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from undrift.core.algorithm import Cohort, HasControls
-from undrift.core.errors import check_name
+from undrift.core.errors import registering
 from undrift.core.work import Solver
 from undrift.metrics.gradients import Gradients, gradients_at
 from undrift.problems import Problem
@@ -68,10 +68,4 @@ def metric(name: str) -> Callable[[Metric], Metric]:
     >>> METRICS.pop("length-of-step") is step_length
     True
     """
-
-    def register(function: Metric) -> Metric:
-        check_name("metric", name, METRICS.get(name), function)
-        METRICS[name] = function
-        return function
-
-    return register
+    return registering("metric", name, METRICS)
