@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, repeat
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, exchanges_of, trial_up
-from undrift.core.errors import InvalidInput, MethodFailure, check_name, first_line
+from undrift.core.errors import InvalidInput, MethodFailure, first_line, registering
 from undrift.core.hyper import build_named, spec_of
 from undrift.core.records import Beside, check_records, children, map_leaves, record, tensors, with_children
 from undrift.core.rng import Distribution, Key, Purpose
@@ -39,8 +39,14 @@ CODECS: dict[str, Callable[..., Codec]] = {}
 CodecT = TypeVar("CodecT", bound=Callable[..., Any])
 
 
-def codec(name: str) -> Callable[[CodecT], CodecT]:
+@overload
+def codec(name: CodecT) -> CodecT: ...
+@overload
+def codec(name: str | None = None) -> Callable[[CodecT], CodecT]: ...
+def codec(name: Any = None) -> Any:
     """Register a class, or a function that makes a codec, under a name for `codec=` and an experiment's `[codec]`.
+
+    Without a name, `@codec`, it is called as the class or function: a class SignSum is "sign-sum".
 
     >>> @codec("sign")
     ... class Sign:
@@ -53,12 +59,7 @@ def codec(name: str) -> Callable[[CodecT], CodecT]:
     True
     """
 
-    def register(make: CodecT) -> CodecT:
-        check_name("codec", name, CODECS.get(name), make)
-        CODECS[name] = make
-        return make
-
-    return register
+    return registering("codec", name, CODECS)
 
 
 @codec("identity")
