@@ -50,6 +50,7 @@ from undrift.experiments.runs.files import (
     write_json,
 )
 from undrift.metrics.evaluator import OWN
+from undrift.metrics.quality import SAID
 from undrift.simulation.results import Round
 
 log = logging.getLogger("undrift")
@@ -136,8 +137,9 @@ def create(
             raise InvalidInput(f"{path} exists and is not empty: {hint}{setting('out', out=...)} chooses another place")
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
+        said = {"higher": dict(SAID)} if SAID else {}  # for reports by somebody who has not the metrics' definitions
         own = {file: checksum(Path(file)) for file in experiment.use}
-        write_json(path / MANIFEST, {**manifest(text), "use": own, **about}, copy=True)
+        write_json(path / MANIFEST, {**manifest(text), "use": own, **said, **about}, copy=True)
         for file in (copy_of(path / EXPERIMENT), path / EXPERIMENT):  # last: with it the directory is made
             write_aside(file, text.encode())
     except OSError as error:
