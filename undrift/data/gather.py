@@ -58,7 +58,8 @@ def gather(data: Any, name: str, columns: Columns) -> Gathered:
     _refuse_loaders(data, name)
     if isinstance(data, Data):
         owners = None if data.clients is None else data.clients.numpy()
-        return Gathered(*(map_tree(_as_data, part) for part in data.train), owners, data.client_names)
+        X, Y = (map_tree(_as_data, part) for part in data.train)
+        return Gathered(X, Y, owners, data.client_names)
     if is_table(data) and columns.collate is None:
         X, Y, owners = read_columns(data, columns.inputs, columns.target, columns.client)
         numbers, names = (None, ()) if owners is None else number_clients(owners)
@@ -75,7 +76,8 @@ def gather_test(train: Any, test: Any, columns: Columns) -> Gathered | None:
     """Likewise the test samples: those of the training data if there are no others."""
     if test is None and isinstance(train, Data) and train.test is not None:
         owners = None if train.test_clients is None else train.test_clients.numpy()
-        return Gathered(*(map_tree(_as_data, part) for part in train.test), owners, train.client_names)
+        X, Y = (map_tree(_as_data, part) for part in train.test)
+        return Gathered(X, Y, owners, train.client_names)
     if isinstance(test, Data):  # whose clients have nothing to do with those of the training data
         test = test.train
     return None if test is None else gather(test, "test", columns)

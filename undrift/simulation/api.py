@@ -87,8 +87,8 @@ class RunConfig:
         in_flight = events.empty_snapshot(algorithm.send(server)) if timed else None
         privacy = resolve(self.privacy, self.participation, self.problem.N, self.rounds)
         kept = None if privacy is None else (privacy, self.participation)
-        averages, of = begin(self.average, x, self.rounds), {"N": self.problem.N, "seed": self.seed}
-        return State(0, server, clients, in_flight, averages=averages, privacy=kept, **of)
+        averages, N = begin(self.average, x, self.rounds), self.problem.N
+        return State(0, server, clients, in_flight, averages=averages, privacy=kept, N=N, seed=self.seed)
 
 
 @dataclass(frozen=True)

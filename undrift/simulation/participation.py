@@ -127,7 +127,7 @@ class Bernoulli:
 class Fixed:
     """Cohorts given one by one: the first list for round 1, the second for round 2, ..."""
 
-    cohorts: Sequence[Sequence[int]]
+    cohorts: Sequence[Sequence[int]] | np.ndarray | Tensor
 
     def __post_init__(self) -> None:
         listed = _as_list(self.cohorts)
