@@ -10,7 +10,7 @@ from copy import deepcopy
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,12 @@ Make = TypeVar("Make", bound=Callable[..., nn.Module])
 MODELS: dict[str, Callable[..., nn.Module]] = {}
 
 
-def model(make: Make) -> Make:
-    """Register a function that returns an nn.Module as a model that experiments know by its name.
+@overload
+def model(name: Make) -> Make: ...
+@overload
+def model(name: str | None = None) -> Callable[[Make], Make]: ...
+def model(name: Any = None) -> Any:
+    """Register a function that returns an nn.Module as a model that experiments know by its name, or `@model("another")`.
 
     Parameters called inputs, classes, channels or size are filled in from the data.
 
@@ -35,7 +39,7 @@ def model(make: Make) -> Make:
     >>> MODELS.pop("wide").__name__
     'wide'
     """
-    return registering("model", make.__name__, MODELS)(make)
+    return registering("model", name, MODELS, as_written=True)
 
 
 # dense

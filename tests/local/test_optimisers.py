@@ -1,6 +1,7 @@
 """Client optimisers: by name or as a pair of functions, against loops in numpy, in every engine, and plain errors."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from tests.support.everywhere import (
     played,
 )
 from tests.support.toy_problem import gap
+from undrift.algorithms.fedavg import Server, Up, send_model, stateless
+from undrift.core.hyper import METHODS
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -314,3 +317,62 @@ def test_an_optimiser_that_does_not_work_is_refused_before_any_work(pair: Any, m
                 ud.FedAvg(), problem, rounds=1, engine=engine,
                 local=ud.Local(steps=2, batch=4, optimiser=pair),
             )  # fmt: skip
+
+
+# methods of a user's own
+
+
+def own_method(decorate: Any, by_hand: bool = False) -> Any:
+    """FedAvg that takes half of the mean step, with local steps of the solver's or by hand."""
+
+    class HalfSteps:
+        client, send = stateless, send_model
+
+        def server(self, x: Any) -> Any:
+            return Server(x)
+
+        def local(self, down: Any, client: Any, work: Any) -> Any:
+            step = lambda y: y - work.lr * work.grad(y) if by_hand else work.step(y, work.grad(y))
+            return Up(down.x - work.loop(step, down.x)), client
+
+        def update(self, server: Any, mean: Any, cohort: Any) -> Any:
+            return Server(server.x - 0.5 * mean.delta)
+
+    return decorate(HalfSteps)()
+
+
+@pytest.fixture
+def methods() -> Iterator[None]:
+    """Methods that a test registers are forgotten after it."""
+    known = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(known)
+
+
+ADAM = ud.Local(steps=3, lr=0.05, optimiser="adam")
+PLAIN: Any = lambda cls: cls
+SAYS: Any = lambda cls: ud.algorithm("half-steps", local_momentum=True)(cls)
+
+
+@pytest.mark.usefixtures("methods")
+@pytest.mark.parametrize("decorate", [PLAIN, SAYS], ids=["undecorated", "says so"])
+def test_an_own_method_that_steps_by_the_solver_takes_adam(decorate: Any) -> None:
+    own = models(played(own_method(decorate), "sequential", local=ADAM))
+    assert np.abs(own - models(played(ud.FedAvg(server_lr=0.5), "sequential", local=ADAM))).max() < 1e-12
+    assert (own != models(played(own_method(decorate), "sequential", local=replace(ADAM, optimiser="sgd")))).any()
+
+
+@pytest.mark.usefixtures("methods")
+def test_an_own_method_that_has_not_said_so_is_told_how() -> None:
+    method = own_method(ud.algorithm("half-steps"))
+    message = r"half-steps has not said .* use ud.Local\(optimiser=.*local_momentum=True\)"
+    with pytest.raises(ud.InvalidInput, match=message):
+        ud.rounds(method, federation(), rounds=1, local=ADAM)
+
+
+@pytest.mark.usefixtures("methods")
+@pytest.mark.parametrize("decorate", [PLAIN, SAYS], ids=["undecorated", "says so"])
+def test_steps_by_hand_do_not_ignore_an_optimiser_in_silence(decorate: Any) -> None:
+    with pytest.raises(ud.InvalidInput, match=r"never calls work.step, so that Adam would make no difference"):
+        ud.rounds(own_method(decorate, by_hand=True), federation(), rounds=1, local=ADAM)

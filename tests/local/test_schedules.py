@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +64,12 @@ def test_a_run_has_the_step_sizes_of_the_list(engine: str) -> None:
     by_name = played(ud.Scaffold(), engine, rounds=rounds, local=ud.Local(steps=3, batch=4, lr=0.2, schedule="cosine"))
     listed = ud.Local(steps=3, batch=4, lr=[0.2 * f for f in factors])
     assert (models(by_name) == models(played(ud.Scaffold(), engine, rounds=rounds, local=listed))).all()
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_arrays_are_as_good_as_lists(kind: Any) -> None:
+    factors = [1.0, 0.5, 0.25]
+    assert ud.Local(schedule=kind(factors)) == ud.Local(schedule=factors)
 
 
 def test_a_bare_name_is_enough_for_what_can_follow_the_run() -> None:

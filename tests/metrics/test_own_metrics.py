@@ -400,3 +400,34 @@ def test_the_old_name_of_metrics_is_understood_with_a_warning() -> None:
     assert set(problem.evaluate(problem.x0)) == {"loss", "accuracy", "auroc", "grad_norm"}
     with pytest.raises(ValueError, match="figures"):  # which of them?
         ud.Experiment(**tomllib.loads('algorithm = "fedavg"\n[evaluation]\nfigures = ["test"]\nmetrics = ["train"]'))
+
+
+def writes_into_everything(probe: ud.Probe) -> float:
+    assert probe.cohort is not None
+    for shown in (probe.x_after, probe.x_before, probe.server.x, probe.server.c, probe.cohort.weights):
+        shown.zero_()
+    probe.clients.gather(range(N)).c.zero_()
+    return float(probe.x_after.norm())
+
+
+@every_engine
+def test_a_metric_that_writes_changes_no_trajectory(engine: str) -> None:
+    plain = played(ud.Scaffold(), engine, metrics=("test", step_length))
+    written = played(ud.Scaffold(), engine, metrics=("test", writes_into_everything, step_length))
+    assert (models(written) == models(plain)).all()
+    for mine, other in zip(written, plain, strict=True):
+        assert mine.metrics == {**other.metrics, "writes_into_everything": 0.0}
+
+
+@pytest.mark.parametrize("when", [1, 3])
+@pytest.mark.parametrize("part", ["x0", "X", "Y"])
+def test_a_metric_that_writes_into_the_problem_ends_the_run(part: str, when: int) -> None:
+    def spoils(probe: ud.Probe) -> float:
+        if probe.round == when:
+            getattr(probe.problem, part).add_(1)
+        return 0.0
+
+    with pytest.raises(
+        ud.InvalidInput, match=f"round {when}: metric 'spoils' failed: .* it writes into the problem's tensors"
+    ):
+        played(ud.FedAvg(), "batched", metrics=("test", spoils))

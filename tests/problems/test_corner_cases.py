@@ -1,5 +1,6 @@
 """Corner cases of models on data: uneven clients, unusual losses and layers, targets of many forms."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -170,3 +171,44 @@ def test_numpys_randomness_in_a_model_is_refused() -> None:
 
     with pytest.raises(ud.InvalidInput, match="numpy's or Python's random numbers"):
         federation(model=Skips().double())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_yes_and_no_are_targets(engine: str) -> None:
+    inputs = torch.randn(40, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    yes = inputs.sum(1) > 0
+
+    def trained(targets: torch.Tensor) -> ud.Result:
+        torch.manual_seed(0)
+        problem = ud.federate(
+            (inputs, targets),
+            model=nn.Linear(5, 1).double(),
+            loss=lambda o, t: F.binary_cross_entropy_with_logits(o.squeeze(1), t.double()),
+            clients=ud.Dirichlet(4, alpha=1.0),
+        )
+        return ud.run(
+            ud.FedAvg(), problem, rounds=3, local=ud.Local(steps=2, batch=3), engine=engine,
+            metrics=("test", "clients", "f1"), progress=False,
+        )  # fmt: skip
+
+    as_bool, as_numbers = trained(yes), trained(yes.long())
+    assert torch.equal(as_bool.x, as_numbers.x)
+    assert as_bool.history[-1].metrics == as_numbers.history[-1].metrics
+    assert as_bool.history[-1].metrics["accuracy"] > 0.5
+
+
+def test_a_refusal_of_shapes_is_not_preceded_by_warnings() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(ud.InvalidInput, match="broadcast against each other"):
+            ud.federate((X, X[:, 0]), model=nn.Linear(6, 1).double(), loss=F.mse_loss, clients=ud.IID(4))
+    assert not said
+
+
+def test_what_warns_and_is_not_refused_still_warns() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        warnings.warn("look here", stacklevel=1)
+        return F.cross_entropy(output, target)
+
+    with pytest.warns(UserWarning, match="look here"):
+        uneven(loss=loss)

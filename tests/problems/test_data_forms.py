@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import undrift as ud
 from tests.support.compiled import needs_compiler
@@ -276,3 +276,37 @@ def test_tensor_datasets_by_client() -> None:
     parts = [TensorDataset(PAIR[0] + i, PAIR[1]) for i in range(3)]
     problem = tabular(parts)
     assert problem.client_names == ("0", "1", "2") and torch.equal(problem.X[8:], PAIR[0] + 2)
+
+
+def linear_on(train: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
+    return ud.federate(train, model=model, loss=F.mse_loss, clients=ud.IID(4))
+
+
+NUMBERS = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("names", [range(3), ["a", "b", "c"]], ids=str)
+def test_a_frame_and_a_column_are_a_pair(names: Any) -> None:
+    frame = pd.DataFrame(NUMBERS.numpy(), columns=list(names))
+    expected = models(played(ud.FedAvg(), "batched", linear_on((NUMBERS, NUMBERS[:, 0]))))
+    for target in (frame[names[0]], frame[names[0]].to_numpy()):
+        assert (models(played(ud.FedAvg(), "batched", linear_on((frame, target)))) == expected).all()
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_inputs_that_were_trained_elsewhere_are_data(engine: str) -> None:
+    learnt = NUMBERS.clone().requires_grad_()
+    expected = models(played(ud.FedAvg(), engine, linear_on((NUMBERS, NUMBERS[:, 0]))))
+    given = [(learnt, learnt[:, 0]), TensorDataset(learnt, learnt[:, 0]), ud.Data("x", (learnt, learnt[:, 0]), None)]
+    for train in given:
+        assert (models(played(ud.FedAvg(), engine, linear_on(train))) == expected).all()
+    assert learnt.grad is None
+
+
+def test_a_loader_is_asked_for_its_dataset() -> None:
+    loader = DataLoader(TensorDataset(NUMBERS, NUMBERS[:, 0]))
+    for train in (loader, [loader, loader], {"ann": loader}):
+        with pytest.raises(ud.InvalidInput, match=r"give its dataset, loader\.dataset"):
+            linear_on(train)

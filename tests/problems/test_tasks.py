@@ -202,5 +202,8 @@ def test_which_direction_is_better() -> None:
     from undrift.metrics.quality import higher_is_better
 
     better = ["accuracy", "auroc", "f1", "r2", "top5_accuracy", "train_auroc", "client_r2", "client: f1 st. auroc"]
-    worse = ["loss", "mae", "client_mae_worst_tenth", "client: accuracy clinic loss", "error2", "grad_norm"]
-    assert all(map(higher_is_better, better)) and not any(map(higher_is_better, worse))
+    worse = ["loss", "mae", "client_mae_worst_tenth", "client: accuracy clinic loss", "fine_tuned_loss", "grad_norm"]
+    worse += ["gap", "drift", "tau_error:10", "train_loss", "epsilon"]
+    assert {*map(higher_is_better, better)} == {True} and {*map(higher_is_better, worse)} == {False}
+    nobody_said = ["error2", "fid_score", "dice", "kappa", "my_acc", "accuracy_of_the_clock", "client: auroc dice"]
+    assert {*map(higher_is_better, nobody_said)} == {None}

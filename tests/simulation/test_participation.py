@@ -118,6 +118,13 @@ def test_draws_depend_on_seed_and_round_only() -> None:
     assert len(set(draws)) > 20
 
 
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda rows: [np.array(row) for row in rows]])
+def test_fixed_cohorts_may_be_arrays(kind: Any) -> None:
+    rows = [[0], [1], [1]]
+    listed, given = (path(ud.FedAvg(), quadratic(), rounds=3, participation=ud.Fixed(x)) for x in (rows, kind(rows)))
+    assert (listed == given).all()
+
+
 def test_weighted_draws_count_as_often_as_they_come() -> None:
     """S draws with replacement, averaged plainly: a client drawn twice weighs twice."""
     problem = quadratic([0.7, 0.1, 0.05, 0.05, 0.05, 0.05])

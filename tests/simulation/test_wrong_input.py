@@ -72,6 +72,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: ud.MultistageFedGM(eta=(2.0, 1.0), lengths=(20,)), "give one of each"),
     (go(ud.MultistageFedGM(T=8), rounds=9), "the stages cover 8 rounds, the run has 9"),
+    (federate(model=nn.LazyLinear(2)), r"'weight' has no shape before its first call: call the model on one sample"),
     # names
     (lambda: ud.method("scafold"), "unknown method 'scafold'; did you mean 'scaffold'"),
     (lambda: ud.method("scaffold-m", betta=1), "parameter of .* 'betta'; did you mean 'beta'"),
@@ -93,6 +94,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (go(participation=ud.Fixed([[0]])), "Fixed has 1 cohorts for 3 rounds"),
     (go(participation=ud.Fixed([[0], [6], [1]])), "round 2 must name .* 0 to 5"),
     (go(participation=ud.Fixed([[0], [1, 1], [1]])), "round 2 must name different clients"),
+    (go(participation=ud.Fixed(np.array([[0], [6], [1]]))), r"round 2 must name .* 0 to 5, got \[6\]"),
+    (lambda: ud.Fixed(3), "Fixed takes a list of clients for every round, got 3"),  # pyright: ignore
     (go(ud.VRLSGD(), participation=ud.Uniform(2)), "vrl-sgd is defined for full participation"),
     # local work
     (lambda: ud.Local(steps=0), "steps must be whole numbers from 1 up, got 0"),

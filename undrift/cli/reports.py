@@ -27,6 +27,10 @@ def report(
         str | None, typer.Option("--metric", "--figure", help="accuracy, loss or another that was recorded")
     ] = None,
     last: Annotated[int | None, typer.Option("--last", min=1, help="Rounds whose mean is the final quality")] = None,
+    higher: Annotated[
+        bool | None,
+        typer.Option("--higher/--lower", help="Whether more of the metric is better, where it is not known"),
+    ] = None,
     quiet: o.Quiet = False,
 ) -> None:
     """Write report.html, curves.png, summary.csv and rounds.csv of runs, and print the table.
@@ -35,7 +39,7 @@ def report(
     """
     place = out or (runs[0] if len(runs) == 1 else free_path(Path("runs") / "report"))
     with speaking(o.as_flags):
-        report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last)
+        report_on(runs, place, quiet, target=target, baseline=baseline, metric=metric, last=last, higher=higher)
 
 
 def report_on(runs: Sequence[Path], out: Path, quiet: bool = False, **options: Unpack[Options]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, repeat
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,8 +39,14 @@ CODECS: dict[str, Callable[..., Codec]] = {}
 CodecT = TypeVar("CodecT", bound=Callable[..., Any])
 
 
-def codec(name: str) -> Callable[[CodecT], CodecT]:
+@overload
+def codec(name: CodecT) -> CodecT: ...
+@overload
+def codec(name: str | None = None) -> Callable[[CodecT], CodecT]: ...
+def codec(name: Any = None) -> Any:
     """Register a class, or a function that makes a codec, under a name for `codec=` and an experiment's `[codec]`.
+
+    Without a name, `@codec`, it is called as the class or function: a class SignSum is "sign-sum".
 
     >>> @codec("sign")
     ... class Sign:

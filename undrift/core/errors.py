@@ -86,15 +86,40 @@ def check_name(kind: str, name: str, known: Any, new: Any) -> None:
         raise InvalidInput(f"there is a {kind} {name!r} already: choose another name")
 
 
-def registering(kind: str, name: str, known: dict[str, Any]) -> Callable[[T], T]:
-    """A decorator that adds what it is given to those of its kind that are known, under this name."""
+def named(kind: str, given: Any, register: Callable[[str, Any], Any], as_written: bool = False) -> Any:
+    """A decorator that is given a name or, bare, what it stands above, which then has its own name.
 
-    def register(new: T) -> T:
+    That is spelled as those of its kind are, with hyphens, or `as_written`.
+
+    >>> named("codec", "sign", lambda name, new: name)(dict), named("codec", OSError, lambda name, new: name)
+    ('sign', 'os-error')
+    """
+    if isinstance(given, str):
+        return lambda new: register(given, new)
+    if given is None:
+        return lambda new: register(_own_name(kind, new, as_written), new)
+    return register(_own_name(kind, given, as_written), given)
+
+
+def _own_name(kind: str, new: Any, as_written: bool) -> str:
+    name = getattr(new, "__name__", "")
+    if not callable(new) or not name.isidentifier():
+        raise InvalidInput(
+            f'the decorator of a {kind} stands above a class or function, bare or with a name, as in ("my-{kind}"); got {new!r}'
+        )
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).replace("_", "-")
+    return name if as_written else spaced.strip("-").lower()
+
+
+def registering(kind: str, name: Any, known: dict[str, Any], as_written: bool = False) -> Any:
+    """A decorator that adds what it is given to those of its kind that are known, under this name or, bare, its own."""
+
+    def register(name: str, new: T) -> T:
         check_name(kind, name, known.get(name), new)
         known[name] = new
         return new
 
-    return register
+    return named(kind, name, register, as_written)
 
 
 def _nearest(got: str, known: Sequence[str]) -> str | None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from numbers import Integral, Real
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform, overload
 
-from undrift.core.errors import InvalidInput, check_name, known_name, unknown
+from undrift.core.errors import InvalidInput, check_name, known_name, named, unknown
 
 AlgorithmT = TypeVar("AlgorithmT")
 
@@ -21,7 +21,7 @@ class Spec:
     paper: str
     everyone: bool = False  # defined for full participation only
     equal_steps: bool = False  # defined only if all clients make the same number of steps
-    local_momentum: bool = False  # clients may take another optimiser than SGD, ud.Local(optimiser=...)
+    local_momentum: bool = False  # clients may take any optimiser, ud.Local(optimiser=...): momentum, Adam, ...
     linear_optimiser: bool = False  # clients' optimiser must be linear in the gradients: momentum, not Adam
     control_variates: bool = False  # clients' optimiser must step in proportion to the gradient: momentum, not Adam
     adds_states: bool = False  # its server keeps the weighted sum of all clients' states
@@ -62,9 +62,19 @@ def hyper(*, default: Any = ..., within: str = "", among: tuple[Any, ...] = ()) 
     return field(metadata=about) if default is ... else field(default=default, metadata=about)
 
 
+@overload
 @dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(hyper, field))
-def algorithm(name: str, paper: str = "", **spec: bool) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]:
+def algorithm(name: type[AlgorithmT]) -> type[AlgorithmT]: ...
+@overload
+@dataclass_transform(frozen_default=True, kw_only_default=False, field_specifiers=(hyper, field))
+def algorithm(
+    name: str | None = None, paper: str = "", **spec: bool
+) -> Callable[[type[AlgorithmT]], type[AlgorithmT]]: ...
+def algorithm(name: Any = None, paper: str = "", **spec: bool) -> Any:
     """Make a class a method: a frozen dataclass of checked hyper-parameters, known by its name.
+
+    Without a name, `@algorithm`, it is called as the class: HalfSteps is "half-steps".  `spec` is what is known of the
+    method besides its rule: `Spec` lists it.
 
     >>> @algorithm("half-fedavg", "an example")
     ... class HalfFedAvg:
@@ -76,7 +86,15 @@ def algorithm(name: str, paper: str = "", **spec: bool) -> Callable[[type[Algori
     'an example'
     """
 
-    def make(cls: type[AlgorithmT]) -> type[AlgorithmT]:
+    for word in spec:
+        if word not in Spec.__dataclass_fields__:
+            raise unknown(
+                "word about a method", word, [f.name for f in fields(Spec) if f.name not in ("name", "paper")]
+            )
+
+    def make(name: str, cls: type[AlgorithmT]) -> type[AlgorithmT]:
+        if not isinstance(cls, type):
+            raise InvalidInput(f"method {name!r} must be a class with server, client, send, local and update")
         own = getattr(cls, "__post_init__", None)
 
         def check(self: Any) -> None:
@@ -92,7 +110,7 @@ def algorithm(name: str, paper: str = "", **spec: bool) -> Callable[[type[Algori
         METHODS[name] = Entry(made.spec, made)  # pyright: ignore[reportAttributeAccessIssue]
         return made
 
-    return make
+    return named("method", name, make)
 
 
 def special_case(name: str, paper: str, of: Any) -> Callable[[AlgorithmT], AlgorithmT]:

@@ -176,6 +176,37 @@ def form_of(message: Any) -> Any:
     return type(message), *map(form_of, inside.values() if inside else ())
 
 
+def difference(found: Any, expected: Any, where: str, may_grow: bool = False) -> str:
+    """Where one record has another form than a second one, in classes, shapes or dtypes; "" if they are alike.
+
+    may_grow   a tuple may have another length, and what is None become something: the past that some servers keep
+
+    >>> import torch
+    >>> difference((torch.zeros(2), None), (torch.zeros(3), None), "state")
+    'state.0 is a vector of 2 (torch.float32), not a vector of 3 (torch.float32)'
+    """
+    if may_grow and (found is None or expected is None):
+        return ""
+    inside, other = children(found) or {}, children(expected) or {}
+    if isinstance(found, Tensor) and isinstance(expected, Tensor):
+        alike = (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    else:
+        alike = type(found) is type(expected) and (may_grow or inside.keys() == other.keys())
+    if not alike:
+        return f"{where} is {_described(found)}, not {_described(expected)}"
+    each = (difference(inside[name], other[name], f"{where}.{name}", may_grow) for name in inside if name in other)
+    return next(filter(None, each), "")
+
+
+def _described(part: Any) -> str:
+    if isinstance(part, tuple):
+        return f"{len(part)} of them"
+    if not isinstance(part, Tensor):
+        return f"a {type(part).__name__}" if part is not None else "nothing"
+    shape = f"a vector of {len(part)}" if part.dim() == 1 else f"a tensor of {list(part.shape)}"
+    return f"{shape} ({part.dtype})"
+
+
 def fits(up: Any, client: Any, count: int, x: Tensor, own: int = 1) -> bool:
     """Whether all are vectors like the model, or single numbers, a row per client; `own`: parameters that clients keep."""
     widths = (x.numel(), 1)

@@ -6,11 +6,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from typing import Any, Protocol, TypeVar, dataclass_transform, runtime_checkable
+from typing import Any, Protocol, TypeVar, dataclass_transform, overload, runtime_checkable
 
 import numpy as np
 
-from undrift.core.errors import InvalidInput, check_name
+from undrift.core.errors import InvalidInput, check_name, named
 from undrift.core.hyper import check_fields, hyper
 
 P = TypeVar("P")
@@ -124,8 +124,13 @@ def group_by_client(names: np.ndarray, at_least: int = 1) -> ClientIndices:
     return ClientIndices(order, indices.starts[keep], indices.sizes[keep], unique[keep])
 
 
+@overload
 @dataclass_transform(frozen_default=True, field_specifiers=(hyper, field))
-def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
+def partition(name: type[P]) -> type[P]: ...
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(hyper, field))
+def partition(name: str | None = None, *, exact: bool = True) -> Callable[[type[P]], type[P]]: ...
+def partition(name: Any = None, *, exact: bool = True) -> Any:
     """Make a class a partition that experiments know by name: a frozen dataclass of checked parameters.
 
     Its method `split(samples, seed)` returns a list with the sample numbers of each client, or an array with the client of
@@ -133,7 +138,7 @@ def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
     called N or number is the number of clients, `number` in an experiment's TOML.
 
     What `split` returns is checked: N clients, none of them empty, and every sample held by exactly one of them.  With
-    exact=False clients may share samples, and samples may be left out.
+    exact=False clients may share samples, and samples may be left out.  Without a name, `@partition`, it is called as the class.
 
     >>> @partition("sorted")
     ... class Sorted:
@@ -153,7 +158,7 @@ def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
     'Sorted'
     """
 
-    def register(cls: type[P]) -> type[P]:
+    def register(name: str, cls: type[P]) -> type[P]:
         _check_class(name, cls)
         split, own_check = cls.split, vars(cls).get("__post_init__")  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -181,7 +186,7 @@ def partition(name: str, *, exact: bool = True) -> Callable[[type[P]], type[P]]:
         PARTITIONS[name] = dataclass(frozen=True, repr=False)(cls)
         return cls
 
-    return register
+    return named("partition", name, register)
 
 
 def _without_defaults(self: Any) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from undrift.core.errors import InvalidInput, first_line
+from undrift.data.assignment import SupportsArray
 from undrift.data.datasets.common import number_clients
 from undrift.data.registry import Data
 from undrift.data.tables import Frame, column_names, find_target, is_table, read_columns, split_target
-from undrift.data.trees import Tree, concatenate, leaves, sample_count, take
+from undrift.data.trees import Tree, concatenate, leaves, map_tree, sample_count, take
 
 Collate = Callable[[list[Any]], Any]
 FORMS = (
@@ -54,8 +55,11 @@ def gather(data: Any, name: str, columns: Columns) -> Gathered:
     >>> both.X.shape, both.clients, both.names
     (torch.Size([3, 2]), array([0, 1, 1]), ('ann', 'bob'))
     """
+    _refuse_loaders(data, name)
     if isinstance(data, Data):
-        return Gathered(*data.train, None if data.clients is None else data.clients.numpy(), data.client_names)
+        owners = None if data.clients is None else data.clients.numpy()
+        X, Y = (map_tree(_as_data, part) for part in data.train)
+        return Gathered(X, Y, owners, data.client_names)
     if is_table(data) and columns.collate is None:
         X, Y, owners = read_columns(data, columns.inputs, columns.target, columns.client)
         numbers, names = (None, ()) if owners is None else number_clients(owners)
@@ -72,10 +76,21 @@ def gather_test(train: Any, test: Any, columns: Columns) -> Gathered | None:
     """Likewise the test samples: those of the training data if there are no others."""
     if test is None and isinstance(train, Data) and train.test is not None:
         owners = None if train.test_clients is None else train.test_clients.numpy()
-        return Gathered(*train.test, owners, train.client_names)
+        X, Y = (map_tree(_as_data, part) for part in train.test)
+        return Gathered(X, Y, owners, train.client_names)
     if isinstance(test, Data):  # whose clients have nothing to do with those of the training data
         test = test.train
     return None if test is None else gather(test, "test", columns)
+
+
+def _refuse_loaders(data: Any, name: str) -> None:
+    """A DataLoader makes minibatches in an order of its own, which is the run's to choose."""
+    parts = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else [data]
+    if any(isinstance(part, DataLoader) for part in parts):
+        raise InvalidInput(
+            f"{name}: a DataLoader makes minibatches by itself, which is for the run to do: give its dataset, "
+            "loader.dataset, and ud.Local(batch=...)"
+        )
 
 
 def _clients_of(data: Any) -> dict[str, Any]:
@@ -203,7 +218,14 @@ def _tensors(part: Any) -> Tree:
         return {str(key): _tensors(value) for key, value in part.items()}
     if isinstance(part, tuple):
         return tuple(_tensors(value) for value in part)
-    return torch.as_tensor(part)
+    if isinstance(part, Frame | SupportsArray) and not isinstance(part, Tensor | np.memmap):
+        part = np.require(part, requirements="W")  # also the values of a table or a column
+    return _as_data(torch.as_tensor(part))
+
+
+def _as_data(values: Tensor) -> Tensor:
+    """Data are not trained, whatever made them."""
+    return values.detach() if values.requires_grad else values
 
 
 def _check(found: Gathered, name: str) -> None:

@@ -9,12 +9,12 @@ The readers are in `undrift.data.datasets`; they import h5py, Pillow and scikit-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
-from undrift.core.errors import InvalidInput, check_name, known_name, unknown
+from undrift.core.errors import InvalidInput, check_name, known_name, named, unknown
 from undrift.data.trees import Tree, leaves, sample_count, shapes
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
@@ -75,8 +75,14 @@ class DatasetEntry:
 DATASETS: dict[str, DatasetEntry] = {}
 
 
-def dataset(name: str, about: str = "", clients: int | None = None) -> Callable[[Reader], Reader]:
+@overload
+def dataset(name: Reader) -> Reader: ...
+@overload
+def dataset(name: str | None = None, about: str = "", clients: int | None = None) -> Callable[[Reader], Reader]: ...
+def dataset(name: Any = None, about: str = "", clients: int | None = None) -> Any:
     """Register a function that returns a `Data` as a data set that `load` and experiments know by name.
+
+    Without a name it is called as the function: my_data is "my-data".
 
     `clients` says that the data have natural clients, and how many: experiments take those by default.
 
@@ -90,13 +96,13 @@ def dataset(name: str, about: str = "", clients: int | None = None) -> Callable[
     'an example'
     """
 
-    def register(read: Reader) -> Reader:
+    def register(name: str, read: Reader) -> Reader:
         known = DATASETS.get(name)
         check_name("data set", name, known and known.read, read)
         DATASETS[name] = DatasetEntry(read, about, clients)
         return read
 
-    return register
+    return named("data set", name, register)
 
 
 def load(name: str, **options: Any) -> Data:

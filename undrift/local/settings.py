@@ -86,7 +86,7 @@ class Local:
     replacement: bool = described(False, "Draw minibatches with replacement")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "epochs", "lr"):  # arrays and tensors are as good as lists
+        for name in ("steps", "epochs", "lr", "schedule"):  # arrays and tensors are as good as lists
             value = vars(self)[name]
             if isinstance(value, (np.ndarray, np.generic, Tensor)):
                 object.__setattr__(self, name, value.tolist())

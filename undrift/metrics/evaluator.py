@@ -3,6 +3,9 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from torch import Tensor
 from undrift.core.errors import InvalidInput, first_line, unknown
 from undrift.core.observe import Observing
 from undrift.core.optimiser import Optimiser
+from undrift.core.records import map_leaves
+from undrift.data.trees import leaves
 from undrift.metrics.registry import METRICS, Metric, Probe
 from undrift.metrics.theory import Run, check_metric, find_metric, window_of
 from undrift.problems import Problem
@@ -31,6 +36,13 @@ OWN = (  # what every recorded round has besides its metrics
     "virtual_seconds",
     "timing",
 )
+
+
+COPIED = ("x_before", "x_after", "server", "cohort", "pseudo_gradients", "pseudo_gradient_of_all")  # of a probe
+
+
+class WritesIntoRun(Exception):
+    """A metric has changed what it was to look at."""
 
 
 class Evaluator:
@@ -125,18 +137,46 @@ class Evaluator:
 
     def _call(self, name: str, function: Metric, probe: Probe, others: Mapping[str, float]) -> dict[str, float]:
         try:
-            found = _numbers(name, function(probe))
+            found = _numbers(name, function(probe) if _is_builtin(function) else _on_copies(function, probe))
             for key in found:
                 if key in others or key in self._recorded or key in OWN:
                     raise ValueError(f"{key!r} is recorded already: choose another name")
             return found
         except Exception as error:
             what = f"round {probe.round}: metric {name!r} failed: {type(error).__name__}: {first_line(error)}"
-            if probe.round == self.first:
+            if probe.round == self.first or isinstance(error, WritesIntoRun):
                 raise InvalidInput(f"{what}; fix it or leave it out of metrics") from error
             log.warning("%s; it is left out from here on", what)
             self._left_out.add(name)
             return {}
+
+
+def _is_builtin(function: Any) -> bool:
+    """Whether a metric is the package's own, which writes nowhere."""
+    whole = function.func if isinstance(function, partial) else function
+    return type(whole) is FunctionType and whole.__module__.partition(".")[0] == "undrift"
+
+
+def _on_copies(function: Metric, probe: Probe) -> Any:
+    """What a user's function says of a probe whose vectors are copies: writing into them changes no trajectory.
+
+    The samples and where the problem starts are not copied, but looked at.
+    """
+    problem = probe.problem
+    shown = [problem.x0]
+    if isinstance(problem, ModelProblem):
+        tested = () if problem.test is None else problem.test
+        shown += [*problem.resident(), *(t for part in tested for t in leaves(part))]
+    versions = [t._version for t in shown]
+    copied = {name: map_leaves(_copied, vars(probe)[name]) for name in COPIED}
+    found = function(replace(probe, **copied))
+    if versions != [t._version for t in shown]:
+        raise WritesIntoRun("it writes into the problem's tensors, and so into the run: let it work on clones")
+    return found
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _name_of(function: Any) -> str:

@@ -1,30 +1,57 @@
 """What the quality of runs means, for reports and sweeps alike."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-HIGHER = ("accuracy", "auc", "auroc", "f1", "precision", "recall", "score")
-WHOLE = ("r2",)  # which is better when higher, too, but may be part of another word
+BUILT_IN = {  # whether more is better, of what is recorded unless it is a user's
+    **dict.fromkeys(("accuracy", "auroc", "f1", "r2"), True),
+    **dict.fromkeys(("loss", "mae", "grad_norm", "gap", "distance", "epsilon", "lora_bias"), False),
+    **dict.fromkeys(("drift", "momentum_error", "control_error", "dissimilarity", "chi2", "tau_error"), False),
+}
+SAID: dict[str, bool] = {}  # the same of users' metrics
 LAST = 100  # rounds that the papers average over, at most
 
 
-def higher_is_better(metric: str) -> bool:
-    """Whether more of a metric is better: so with accuracies, not with losses, norms and distances.
+def higher_is_better(metric: str) -> bool | None:
+    """Whether more of a metric is better, None where that is not known: it is never guessed.
 
-    >>> higher_is_better("client_accuracy_worst"), higher_is_better("grad_norm")
-    (True, False)
+    >>> higher_is_better("client_accuracy_worst_tenth"), higher_is_better("grad_norm"), higher_is_better("kappa")
+    (True, False, None)
     """
-    name = metric.lower()
-    if name.startswith("client: "):  # whose name, whatever it is, is no metric
-        name = name.split()[-1]
-    return any(word in name for word in HIGHER) or any(word in name.split("_") for word in WHOLE)
+    base = _base(metric)
+    return next((known[name] for known in (SAID, BUILT_IN) for name in (metric, base) if name in known), None)
+
+
+def say_which_is_better(directions: Mapping[str, bool], again: bool = True) -> None:
+    """Note of users' metrics whether more is better; unless `again`, what has been said already stays."""
+    SAID.update({name: higher for name, higher in directions.items() if again or name not in SAID})
+
+
+def not_known(metric: str) -> str:
+    """The sentence about a metric of which it is not known whether more is better."""
+    return (
+        f"Whether more or less {metric} is better is not known, so nothing is ranked: say it where the metric is "
+        f'defined, @ud.metric("{metric}", higher=True), or of this report, higher=True (`--higher`, `--lower`).'
+    )
+
+
+def _base(metric: str) -> str:
+    """The metric behind a name, whoever it is of: of clients, one or the worst, of training data, after some steps.
+
+    >>> [_base(name) for name in ("client: accuracy clinic loss", "fine_tuned_f1", "top5_accuracy", "tau_error:10")]
+    ['loss', 'f1', 'accuracy', 'tau_error']
+    """
+    name = metric.split()[-1] if metric.startswith("client: ") else metric  # a client's name is no metric
+    name = re.sub(r"^(train|client|fine_tuned|top\d+)_", "", name)
+    return re.sub(r"(_worst(_tenth)?|:\d+)$", "", name)
 
 
 def is_share(metric: str) -> bool:
     """Whether a metric is shown in percent."""
-    return "accuracy" in metric.lower()
+    return _base(metric) == "accuracy"
 
 
 def as_target(target: float, metric: str) -> float | None:

@@ -3,14 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
 from torch import Tensor
 
 from undrift.core.algorithm import Cohort, HasControls
-from undrift.core.errors import registering
+from undrift.core.errors import InvalidInput, registering
 from undrift.core.work import Solver
 from undrift.metrics.gradients import Gradients, gradients_at
+from undrift.metrics.quality import say_which_is_better
 from undrift.problems import Problem
 
 
@@ -57,15 +58,39 @@ Metric: TypeAlias = Callable[[Probe], float | Mapping[str, float]]
 METRICS: dict[str, Metric] = {}
 
 
-def metric(name: str) -> Callable[[Metric], Metric]:
+MetricT = TypeVar("MetricT", bound=Metric)
+Better: TypeAlias = bool | Mapping[str, bool]
+
+
+@overload
+def metric(name: MetricT) -> MetricT: ...
+@overload
+def metric(name: str | None = None, *, higher: Better | None = None) -> Callable[[MetricT], MetricT]: ...
+def metric(name: Any = None, *, higher: Better | None = None) -> Any:
     """Register a metric, so that `metrics=("test", name)` and an experiment's `evaluation.metrics` know it.
 
-    It returns a number, which is recorded under the metric's name, or a dict of numbers by name.
+    It returns a number, which is recorded under the metric's name (that of the function, if none is given), or a dict of
+    numbers by name.
 
-    >>> @metric("length-of-step")
+    higher   whether more is better, for reports: True or False, of a dict by name; without it nothing is ranked
+
+    >>> @metric("length-of-step", higher=False)
     ... def step_length(probe: Probe) -> float:
     ...     return float((probe.x_after - probe.x_before).norm())
     >>> METRICS.pop("length-of-step") is step_length
     True
     """
-    return registering("metric", name, METRICS)
+    each = list(higher.values()) if isinstance(higher, Mapping) else [higher]
+    if not all(isinstance(one, bool) or (one is None and one is higher) for one in each):
+        raise InvalidInput(f"metric {name!r}: higher is True, False or a dict of them by recorded name, got {higher!r}")
+    register = registering("metric", name, METRICS, as_written=True)
+    if higher is None:
+        return register
+
+    def register_and_say(function: MetricT) -> MetricT:
+        made = register(function)
+        names = [each for each in (name, getattr(function, "__name__", None)) if each is not None]
+        say_which_is_better(higher if isinstance(higher, Mapping) else dict.fromkeys(names, higher))
+        return made
+
+    return register_and_say

@@ -1,6 +1,7 @@
 """Whether model, loss and data fit together, found out before the first round, with what to do if they do not."""
 
 import random as Random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +78,15 @@ def _check_inputs(problem: "ModelProblem") -> None:
 
 
 def _try(problem: "ModelProblem", X: Tree, Y: Tree, which: str) -> None:
+    """What warns of what is then refused says the same less well; other warnings are passed on."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        _try_samples(problem, X, Y, which)
+    for each in said:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def _try_samples(problem: "ModelProblem", X: Tree, Y: Tree, which: str) -> None:
     for what, values in [("data", t) for t in leaves(X)] + [("targets", t) for t in leaves(Y)]:
         prepared = what == "data" and problem.prepare is not None
         if values.is_floating_point() and values.dtype != problem.x0.dtype and not prepared:
@@ -86,7 +96,8 @@ def _try(problem: "ModelProblem", X: Tree, Y: Tree, which: str) -> None:
             )
     some = [0, sample_count(X) - 1]
     if isinstance(Y, Tensor) and Y.dim() == 1:  # among them the extreme labels
-        some += [int(Y.argmin()), int(Y.argmax())]
+        labels = Y.byte() if Y.dtype == torch.bool else Y  # torch has no argmin of bools
+        some += [int(labels.argmin()), int(labels.argmax())]
     try:
         inputs, targets = problem.prepared(take(X, some)), take(Y, some)
         value = problem.mean_loss(problem.x0, inputs, targets)

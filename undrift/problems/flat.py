@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
 
 from undrift.core.errors import InvalidInput
 from undrift.data.trees import Tree
@@ -27,6 +28,12 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | None = None, local: str | Sequence[str] | None = None):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if is_lazy(tensor):
+                raise InvalidInput(
+                    f"the model's {name!r} has no shape before its first call: call the model on one sample first, "
+                    "model(X[:1])"
+                )
         trained = [n for n, p in module.named_parameters() if p.requires_grad]
         own = () if local is None else local_names(module, trained, local)
         for name, layer in module.named_modules():

@@ -16,6 +16,7 @@ from undrift.codecs import Codec, make_wire
 from undrift.compiler import kernels
 from undrift.core.algorithm import Algorithm, Wire
 from undrift.core.errors import InvalidInput, Stopped
+from undrift.core.records import difference
 from undrift.local import Local
 from undrift.local.optimiser_state import with_optimiser_state
 from undrift.local.parameters import with_local_parameters
@@ -86,7 +87,8 @@ class RunConfig:
         in_flight = events.empty_snapshot(algorithm.send(server)) if timed else None
         privacy = resolve(self.privacy, self.participation, self.problem.N, self.rounds)
         kept = None if privacy is None else (privacy, self.participation)
-        return State(0, server, clients, in_flight, averages=begin(self.average, x, self.rounds), privacy=kept)
+        averages, N = begin(self.average, x, self.rounds), self.problem.N
+        return State(0, server, clients, in_flight, averages=averages, privacy=kept, N=N, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -403,10 +405,13 @@ def _x0(problem: Problem, x0: Tensor | None) -> Tensor:
 def _resumed(start: "State | FinishedRun", fresh: State, rounds: int, policy: ServerPolicy | None) -> State:
     """The state to resume from, if it is one of this method on this problem."""
     state = start.state if isinstance(start, FinishedRun) else start
+    if isinstance(start, FinishedRun) and state.N is None:
+        state = replace(state, N=start.problem.N, seed=start.seed)
     if not isinstance(state, State):
         raise InvalidInput(f"start must be a snapshot() of a round or a Result, got {start!r}")
     if type(state.server) is not type(fresh.server) or state.server.x.shape != fresh.server.x.shape:
         raise InvalidInput("start is a state of another method or of another model")
+    _check_form(state, fresh)
     if state.round >= rounds:
         raise InvalidInput(
             f"start is after round {state.round}, rounds={rounds} leaves nothing to do: "
@@ -426,7 +431,33 @@ def _resumed(start: "State | FinishedRun", fresh: State, rounds: int, policy: Se
         raise InvalidInput(
             f"start is of a run with average={kinds or None}, this one has {asked or None}: an average is of all rounds"
         )
-    return replace(state, clients=state.clients.copy(), averages=state.averages if asked else {})
+    if state.seed not in (None, fresh.seed):
+        log.warning(
+            "start is of a run with seed %d, this one has seed %d: its rounds are not those that would have followed",
+            state.seed,
+            fresh.seed,
+        )
+    averages = state.averages if asked else {}
+    return replace(state, clients=state.clients.copy(), averages=averages, N=fresh.N, seed=fresh.seed)
+
+
+def _check_form(state: State, fresh: State) -> None:
+    """Refuse a state of another federation, or one that this run would not know how to go on from."""
+    assert fresh.N is not None
+    N = state.N or max(state.clients.seen(), default=-1) + 1
+    if N > fresh.N or (state.N is not None and N < fresh.N):
+        least = "" if state.N is not None else "at least "
+        raise InvalidInput(
+            f"start is of a federation of {least}{N} clients, this one has {fresh.N}: what the server keeps of all clients "
+            "would not be theirs; give start.x as x0 to begin anew from its model"
+        )
+    found = difference(state.server, fresh.server, "the server's state", may_grow=True)
+    found = found or difference(state.clients.initial, fresh.clients.initial, "a client's state")
+    if found:
+        raise InvalidInput(
+            f"start does not fit this run: {found}; give the method, the codec, the client optimiser with its "
+            "optimiser_state and the dtype that it had, or its model alone as x0"
+        )
 
 
 def _said(privacy: Any) -> str:

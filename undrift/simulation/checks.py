@@ -4,8 +4,9 @@ import logging
 import math
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from undrift.core.algorithm import Algorithm, AveragesRounds, ChecksRun, DependsOnRun, MayNeedEqualSteps, exchanges_of
@@ -14,9 +15,11 @@ from undrift.core.hyper import Spec, check_value, spec_of
 from undrift.core.optimiser import HeavyBall, Optimiser
 from undrift.core.records import check_records, children
 from undrift.core.rng import Key
+from undrift.core.work import Ones, Solver, Work
 from undrift.local.optimiser_state import with_optimiser_state
 from undrift.local.optimisers import RESCALING, try_optimiser
 from undrift.local.settings import Geometric, Local
+from undrift.local.wrapping import method_of
 from undrift.privacy import Privacy
 from undrift.problems import Problem
 from undrift.problems.protocols import DrawsWithReplacement
@@ -134,18 +137,26 @@ def check_method_fits_run(
         )
     optimiser = local.client_optimiser
     if optimiser is not None:
-        _check_optimiser(optimiser, local.optimiser_state, spec, problem.x0)
+        _check_optimiser(optimiser, local.optimiser_state, spec, problem.x0, method_of(algorithm))
 
 
-def _check_optimiser(optimiser: Optimiser, between: str, spec: Spec, x: Tensor) -> None:
+def _check_optimiser(optimiser: Optimiser, between: str, spec: Spec, x: Tensor, method: Any) -> None:
     """Refuse client optimisers that a method's rule is not made for."""
     linear = "use 'sgd', 'momentum' or 'nesterov' with it"
-    if not spec.local_momentum:
-        plain = "ud.Local(optimiser='sgd', momentum=0)"
+    plain = setting("ud.Local(optimiser='sgd', momentum=0)", local__optimiser="sgd", local__momentum=0)
+    ours = type(method).__module__.partition(".")[0] == "undrift"
+    if not ours and not _steps_by_work(method):
         raise InvalidInput(
-            f"{spec.name} has a local rule of its own: use "
-            f"{setting(plain, local__optimiser='sgd', local__momentum=0)} with it"
+            f"{spec.name}: its local rule never calls work.step, so that {type(optimiser).__name__} would make no "
+            f"difference: use {plain}, or write its local steps as y = work.step(y, g)"
         )
+    if not spec.local_momentum:
+        if not ours:
+            raise InvalidInput(
+                f"{spec.name} has not said that its clients may take another optimiser than SGD: use {plain}, or, if its "
+                f'rule holds for any local steps, @ud.algorithm("{spec.name}", ..., local_momentum=True)'
+            )
+        raise InvalidInput(f"{spec.name} has a local rule of its own: use {plain} with it")
     if spec.linear_optimiser and not optimiser.linear:
         raise InvalidInput(f"{spec.name} normalises by what a linear optimiser makes of gradients: {linear}")
     if spec.linear_optimiser and between != "reset":
@@ -160,6 +171,33 @@ def _check_optimiser(optimiser: Optimiser, between: str, spec: Spec, x: Tensor) 
         )
     if not isinstance(optimiser, HeavyBall):
         try_optimiser(optimiser, x)
+
+
+class _Watched(Work):
+    """A visit that remembers whether its steps were the local solver's."""
+
+    stepped = False
+
+    def step(self, y: Tensor, d: Tensor, momentum: float | None = None) -> Tensor:
+        self.stepped = self.stepped or momentum is None
+        return super().step(y, d, momentum)
+
+
+@torch.no_grad()
+def _steps_by_work(method: Any) -> bool:
+    """Whether a client of a method takes its steps by `work.step`, seen in a trial on a model of one number.
+
+    A trial that fails tells nothing.
+    """
+    x = torch.zeros(1, dtype=torch.float64)
+    work = _Watched(cast(Any, Ones(x)), Solver(lr=1.0), [0], [1], Key(0, 1), single=True)
+    try:
+        server = method.server(x)
+        for exchange in exchanges_of(method, 1):
+            exchange.local(exchange.send(server), method.client(x), work)
+    except Exception:  # of any kind: the method is a user's, and fails where that is told
+        return True
+    return work.stepped
 
 
 def needs_equal_steps(algorithm: Algorithm) -> bool:

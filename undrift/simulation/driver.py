@@ -1,7 +1,7 @@
 """The loop of rounds, over any transport."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -105,7 +105,7 @@ def play(
             before = state
             past = remember(plan, state.pseudo_gradients, played.local, t)
             averages = {name: mean.include(played.server.x, t) for name, mean in state.averages.items()}
-            state = State(t, played.server, state.clients, state.in_flight, past, averages, state.privacy)
+            state = replace(state, round=t, server=played.server, pseudo_gradients=past, averages=averages)
             metrics |= evaluate_probe(plan, evaluator, before, state, played)
             if plan.privacy is not None and evaluator.is_due(t):
                 metrics["epsilon"] = plan.privacy.epsilon(t)

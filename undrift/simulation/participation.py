@@ -4,9 +4,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from undrift.core.errors import InvalidInput, setting
 from undrift.core.hyper import check_value
@@ -126,7 +127,14 @@ class Bernoulli:
 class Fixed:
     """Cohorts given one by one: the first list for round 1, the second for round 2, ..."""
 
-    cohorts: Sequence[Sequence[int]]
+    cohorts: Sequence[Sequence[int]] | np.ndarray | Tensor
+
+    def __post_init__(self) -> None:
+        listed = _as_list(self.cohorts)
+        if not isinstance(listed, Sequence) or isinstance(listed, str):
+            raise InvalidInput(f"Fixed takes a list of clients for every round, got {self.cohorts!r}")
+        kind = tuple if isinstance(listed, tuple) else list
+        object.__setattr__(self, "cohorts", kind(map(_as_list, listed)))
 
     def check(self, N: int, rounds: int) -> None:
         if len(self.cohorts) < rounds:
@@ -138,6 +146,11 @@ class Fixed:
 
     def draw(self, seed: int, round: int, weights: Weights) -> Draw:
         return Draw(tuple(sorted(int(i) for i in self.cohorts[round - 1])))
+
+
+def _as_list(numbers: Any) -> Any:
+    """Arrays and tensors are as good as lists."""
+    return numbers.tolist() if isinstance(numbers, np.ndarray | Tensor) else numbers
 
 
 def expected_size(participation: Participation, N: int) -> int:

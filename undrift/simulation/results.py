@@ -43,6 +43,8 @@ class State:
     pseudo_gradients: tuple[Tensor, ...] = ()  # mean ones of the last rounds, where a metric asks for them
     averages: Mapping[str, RunningAverage] = field(default_factory=dict)  # of the models so far, if they are asked for
     privacy: Any = None  # the ud.Privacy that all rounds so far have had, with its noise, and the participation
+    N: int | None = None  # clients of the federation, and the seed of the run; None: not known
+    seed: int | None = None
 
     @property
     def flight(self) -> Any:

@@ -187,7 +187,7 @@ def decide(finals: Sequence[Final], metric: str, last: int, baseline: str) -> tu
     Of all methods that are within noise of the best one, the one is taken that needs the fewest bytes to the quality that
     all of them have; of equals, the one whose clients keep less.
     """
-    higher = higher_is_better(metric)
+    higher = bool(higher_is_better(metric))
     sign = 1 if higher else -1
     qualities = {f.label: np.asarray(f.qualities(last)) for f in finals}
     ranked = sorted(finals, key=lambda f: -sign * qualities[f.label].mean())

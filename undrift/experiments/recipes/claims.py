@@ -13,7 +13,7 @@ from undrift.experiments.report.costs import rounds_to_reach
 from undrift.experiments.report.curves import finite_or_none
 from undrift.experiments.report.load import Method, RunRecord
 from undrift.experiments.report.stats import final_quality
-from undrift.metrics.quality import higher_is_better, spread
+from undrift.metrics.quality import higher_is_better, not_known, spread
 
 MINUS = " - "  # between the two terms of a difference
 DEVIATIONS = 2  # how many standard deviations a number may be from the published one
@@ -199,8 +199,10 @@ def _label(claim: Claim, label: str, measured: Measurements, at_least: bool = Fa
 def _best_quality(run: RunRecord, metric: str) -> float:
     if metric not in run.metrics or not run.evaluated.any():
         return math.nan
-    values = run.metrics[metric][run.evaluated]
-    return float(values.max() if higher_is_better(metric) else values.min())
+    values, higher = run.metrics[metric][run.evaluated], higher_is_better(metric)
+    if higher is None:
+        raise InvalidInput(not_known(metric))
+    return float(values.max() if higher else values.min())
 
 
 def _target(claim: Claim, measured: Measurements) -> float:

@@ -47,17 +47,19 @@ def first_round(rounds: np.ndarray, values: np.ndarray, quality: float, higher: 
 
 def rounds_to_reach(run: RunRecord, metric: str, quality: float | None) -> int | None:
     """The first round in which one run alone reaches a quality."""
-    if quality is None or metric not in run.metrics:
+    higher = higher_is_better(metric)
+    if quality is None or higher is None or metric not in run.metrics:
         return None
     rounds, values = run.round[run.evaluated], run.metrics[metric][run.evaluated]
-    return first_round(rounds, values, quality, higher_is_better(metric))
+    return first_round(rounds, values, quality, higher)
 
 
 def cost_to_reach(method: Method, metric: str, quality: float | None) -> CostToReach:
     """What was spent up to and in the first round in which the mean over all seeds reaches a quality."""
-    if quality is None or not any(metric in run.metrics for run in method.runs):
+    higher = higher_is_better(metric)
+    if quality is None or higher is None or not any(metric in run.metrics for run in method.runs):
         return CostToReach()
-    curve, higher = mean_curve(method, metric), higher_is_better(metric)
+    curve = mean_curve(method, metric)
     r = first_round(curve.round[: curve.common], curve.mean[: curve.common], quality, higher)
     if r is None:
         return replace(total_cost(method), reached=False)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from undrift.core.errors import InvalidInput
 from undrift.experiments.report.load import Method, RunRecord
-from undrift.metrics.quality import higher_is_better
+from undrift.metrics.quality import higher_is_better, not_known
 
 
 def finite_or_none(value: float) -> float | None:
@@ -57,7 +58,10 @@ def mean_curve(method: Method, metric: str, best_so_far: bool = False) -> Curve:
     known = [run.evaluated & (metric in run.metrics) for run in runs]
     values = [run.metrics.get(metric, run.evaluated) for run in runs]
     if best_so_far:
-        better = np.fmax if higher_is_better(metric) else np.fmin  # which pass over what was not evaluated
+        higher = higher_is_better(metric)
+        if higher is None:
+            raise InvalidInput(not_known(metric))
+        better = np.fmax if higher else np.fmin  # which pass over what was not evaluated
         values = [better.accumulate(np.where(mask, each, np.nan)) for each, mask in zip(values, known, strict=True)]
     metrics = _stack(values, known)
     at = np.unique(np.concatenate([np.flatnonzero(run.evaluated) for run in runs]))

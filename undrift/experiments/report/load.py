@@ -25,6 +25,7 @@ from undrift.experiments.runs.directory import (
     runs_below,
 )
 from undrift.experiments.runs.files import read_json
+from undrift.metrics.quality import say_which_is_better
 
 VIRTUAL = "virtual_seconds"  # the virtual clock after a round, in metrics.jsonl
 MAX_CLIENTS, MIN_VISITS, MIN_STEPS = 25, 60, 3  # of a timeline
@@ -241,7 +242,9 @@ def _load_experiment(path: Path, whole: bool) -> ExperimentRecord:
     not_started = [
         f"{label} (seed {seed})" for label, seed in expected if not RunDirectory(path / label / f"seed-{seed}").is_run
     ]
-    return ExperimentRecord(path, text, settings, directory.manifest(), labels, not_started)
+    manifest = directory.manifest()
+    say_which_is_better(manifest.get("higher", {}), again=False)
+    return ExperimentRecord(path, text, settings, manifest, labels, not_started)
 
 
 def _load_run(directory: RunDirectory, experiment: ExperimentRecord) -> RunRecord:

@@ -9,7 +9,7 @@ import numpy as np
 from undrift.experiments.report.format import format_metric
 from undrift.experiments.report.load import Method, RunRecord
 from undrift.experiments.report.stats import Summary, final_quality
-from undrift.metrics.quality import higher_is_better, spread
+from undrift.metrics.quality import spread
 
 WHAT = {
     "centralised": "all data in one place",
@@ -64,12 +64,12 @@ def client_table(s: Summary) -> ClientTable | None:
     names = dict.fromkeys(name for method in methods for run in method.runs for name in _clients(run, s.metric))
     if not names:
         return None
-    better = max if higher_is_better(s.metric) else min
+    better = max if s.higher else min
     rows = []
     for name in names:
         each = [_client_mean(method, f"client: {name} {s.metric}", s.last) for method in methods]
         known = {value for value in each if math.isfinite(value)}
-        best = better(known) if len(known) > 1 else None
+        best = better(known) if len(known) > 1 and s.higher is not None else None
         texts = [format_metric(value if math.isfinite(value) else None, s.metric) for value in each]
         rows.append((name, tuple((text, value == best) for text, value in zip(texts, each, strict=True))))
     return ClientTable(s.metric, tuple(method.label for method in methods), tuple(rows))
@@ -90,11 +90,11 @@ def write_references(s: Summary) -> Iterator[str]:
     """Is it better than training alone?"""
     best = s.best or s.base
     rows = list_references(s)
-    if not rows or not math.isfinite(best.mean):
+    if not rows or s.higher is None or not math.isfinite(best.mean):
         return
     for row in rows:
         gap = best.mean - row.mean
-        ahead = gap > 0 if higher_is_better(s.metric) else gap < 0
+        ahead = gap > 0 if s.higher else gap < 0
         near = best.std is not None and row.std is not None and abs(gap) <= best.std + row.std
         verdict = "as good as" if gap == 0 or near else "better than" if ahead else "worse than"
         count = "" if math.isnan(row.gradients) else f", {row.gradients:,.0f} gradients"

@@ -18,7 +18,7 @@ from undrift.core.errors import InvalidInput, setting, unknown
 from undrift.experiments.report.costs import CostToReach, cost_to_reach, rounds_to_reach, table4_cost, total_cost
 from undrift.experiments.report.curves import mean_over_seeds
 from undrift.experiments.report.load import Method, Records, RunRecord
-from undrift.metrics.quality import as_target, higher_is_better, is_share, spread, usual_last
+from undrift.metrics.quality import as_target, higher_is_better, is_share, say_which_is_better, spread, usual_last
 
 log = logging.getLogger("undrift")
 
@@ -153,7 +153,8 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     @property
-    def higher(self) -> bool:
+    def higher(self) -> bool | None:
+        """Whether more is better, None where nobody has said it."""
         return higher_is_better(self.metric)
 
     @property
@@ -172,7 +173,8 @@ class Summary:
         rows = [row for row in self.rows if math.isfinite(row.mean)]
         rows = [row for row in rows if row.method.ended_well] or rows
         pick = max if self.higher else min
-        return pick(rows, key=lambda row: row.mean) if rows and self.compared else None
+        ranked = rows and self.compared and self.higher is not None
+        return pick(rows, key=lambda row: row.mean) if ranked else None
 
     def same_as_baseline(self, row: MethodSummary) -> bool:
         """Whether another method has the baseline's curve to the last digit."""
@@ -202,11 +204,14 @@ def summarise_methods(
     baseline: str | None = None,
     metric: str | None = None,
     last: int | None = None,
+    higher: bool | None = None,
 ) -> Summary:
     """Final quality and its cost for every method; the options are those of `summarise`."""
     metric = records.metrics[0] if metric is None else metric
     if metric not in records.metrics:
         raise unknown(setting("metric", metric=...), metric, records.metrics)
+    if higher is not None:
+        say_which_is_better({metric: higher})
     if last is not None and last < 1:
         raise InvalidInput(f"last is a number of rounds from 1, got {last}")
     base = _find_baseline(records, baseline)

@@ -134,7 +134,7 @@ def list_columns(s: Summary) -> list[Column]:
             lambda row: row.mean,
             write_row=lambda row: format_final(s, row),
             detail=lambda row: plural(len(row.seeds), "seed"),
-            descending=s.higher,
+            descending=bool(s.higher),
         ),
         about("final_std", "", lambda row: row.std),
         about("last_rounds", "", lambda row: s.last),

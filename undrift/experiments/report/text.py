@@ -20,6 +20,7 @@ from undrift.experiments.report.format import (
 from undrift.experiments.report.load import RunRecord
 from undrift.experiments.report.references import write_references
 from undrift.experiments.report.stats import MethodSummary, Summary, local_steps, same_curve
+from undrift.metrics.quality import not_known
 
 SHARED = ("rounds", "data", "clients", "model", "participation", "population")  # if it is fair
 
@@ -73,6 +74,10 @@ def _headline(s: Summary) -> Iterator[str]:
         yield f"These runs are on different data ({', '.join(names)}): they are shown side by side, and not ranked."
     elif not any(math.isfinite(row.mean) for row in s.rows):
         yield f"No method has a finite final {metric}."
+    elif s.compared and s.higher is None:
+        ended = join_names([f"{row.label} at {format_final(s, row)}" for row in s.rows])
+        yield f"Final {metric}: {ended}."
+        yield not_known(s.metric)
     elif best is None:
         yield f"{base.label} ended at {format_final(s, base)} {metric}."
     elif best is base:

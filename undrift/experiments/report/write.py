@@ -22,6 +22,7 @@ class Options(TypedDict, total=False):
     baseline: str | None
     metric: str | None
     last: int | None
+    higher: bool | None
 
 
 def summarise(paths: Sequence[Path], **options: Unpack[Options]) -> Summary:
@@ -31,6 +32,7 @@ def summarise(paths: Sequence[Path], **options: Unpack[Options]) -> Summary:
     target     a quality whose cost is reported; the experiment's if not given
     metric     the accuracy if not given and recorded, else the loss
     last       how many evaluated rounds a final quality is the mean of; a tenth if not given, at most 100
+    higher     whether more of the metric is better, where that is not known (`@ud.metric(name, higher=True)`)
     """
     return summarise_records(load_runs(paths), **options)
 

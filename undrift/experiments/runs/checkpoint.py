@@ -20,7 +20,7 @@ import shlex
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -233,7 +233,8 @@ class Checkpoints:
             raise Unusable("its vectors have other shapes or dtypes: it is of another model or method")
         fresh.clients.changed()
         fresh.clients.round = round
-        return Saved(State(round, server, fresh.clients, in_flight, past, privacy=fresh.privacy), kept, marks, files)
+        new = {"round": round, "server": server, "in_flight": in_flight, "pseudo_gradients": past, "averages": {}}
+        return Saved(replace(fresh, **new), kept, marks, files)
 
     def _record(self, round: int) -> dict[str, Any]:
         return self._either(f"{round:08d}.json", signed_record)

@@ -50,6 +50,7 @@ from undrift.experiments.runs.files import (
     write_json,
 )
 from undrift.metrics.evaluator import OWN
+from undrift.metrics.quality import SAID
 from undrift.simulation.results import Round
 
 log = logging.getLogger("undrift")
@@ -139,8 +140,9 @@ def create(
             raise InvalidInput(f"{path} exists and is not empty: {hint}{setting('out', out=...)} chooses another place")
         path.mkdir(parents=True, exist_ok=True)
         text = to_toml(experiment)
+        said = {"higher": dict(SAID)} if SAID else {}  # for reports by somebody who has not the metrics' definitions
         own = {file: checksum(Path(file)) for file in experiment.use}
-        known = {**manifest(text), "use": own, "seeds": experiment.seeds, **(about or {})}
+        known = {**manifest(text), "use": own, **said, "seeds": experiment.seeds, **(about or {})}
         write_json(path / MANIFEST, known, copy=True)
         write_aside(path / EXPERIMENT, text.encode(), copy=True)  # last: with it the directory is made
     except OSError as error:
