@@ -17,7 +17,7 @@ from undrift.cli.tables import make_console
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.config.parts import load_cached
-from undrift.experiments.recipes.claims import Measurements, check_claims
+from undrift.experiments.recipes.claims import Measurements, check_claims, methods_of
 from undrift.experiments.recipes.page import (
     COLUMNS,
     PICTURE,
@@ -134,7 +134,7 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
     from undrift.experiments.report.load import load_runs
 
     records = {name: load_runs([place]) for name, place in places.items()}
-    methods = {f"{name}/{m.label}": m for name, each in records.items() for m in each.methods}
+    methods = methods_of(records)
     by_seed = {
         f"{name}/{label}": dict(enumerate(map(float, values)))
         for name, (found, _) in numbers.items()
