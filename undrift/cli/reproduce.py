@@ -21,7 +21,7 @@ from undrift.core.errors import InvalidInput
 from undrift.experiments.config import Experiment, read
 from undrift.experiments.config.federation import data_of
 from undrift.experiments.config.parts import load_cached
-from undrift.experiments.recipes.claims import Measurements, check_claims
+from undrift.experiments.recipes.claims import Measurements, check_claims, methods_of
 from undrift.experiments.recipes.page import (
     COLUMNS,
     PICTURE,
@@ -139,7 +139,7 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
         print(f"undrift: `{again}` resumes the recipe", file=sys.stderr)
         raise
     records = {name: load_runs([place]) for name, place in places.items()}
-    methods = {f"{name}/{m.label}": m for name, each in records.items() for m in each.methods}
+    methods = methods_of(records)
     by_seed = {
         f"{name}/{label}": dict(enumerate(map(float, values)))
         for name, (found, _) in numbers.items()

@@ -9,11 +9,11 @@ import pytest
 
 import undrift as ud
 from tests.support.real_data import real_data
-from tests.support.run_directories import DOWN, UP, write_run
+from tests.support.run_directories import DOWN, UP, write_comparison, write_run
 from undrift.cli.reproduce import reproduce
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config import read
-from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements, check_claims
+from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements, check_claims, methods_of
 from undrift.experiments.recipes.page import describe_result, render_page
 from undrift.experiments.recipes.recipe import find_recipe, list_recipes, read_recipe, settings_digest
 from undrift.experiments.recipes.results import RecordedClaim, check_current, outdated, read_results, reproduced
@@ -256,10 +256,127 @@ def test_a_ratio_to_what_never_reaches_the_target_is_an_upper_bound(tmp_path: Pa
     assert check_claims([large], Measurements(runs, {}))[0].holds == "no"
 
 
+ABSENT = math.nan, math.inf
+
+
+@pytest.mark.parametrize("absent", ABSENT)
+@pytest.mark.parametrize("bound", ["above", "below"])
+def test_what_is_not_there_never_helps_a_claim(absent: float, bound: str) -> None:
+    for by, good in (("difference", {"above": -9.0, "below": 9.0}), ("ratio", {"above": 0.1, "below": 9.0})):
+        for of, against in ((absent, 1.0), (1.0, absent), (absent, absent)):
+            words = {"measure": "number", "by": by, "above": None, bound: good[bound]}
+            claim = Claim.model_validate(PAIR | words)
+            numbers = {"r/a": {0: 1.0, 1: of}, "r/b": {0: 1.0, 1: against}}
+            (result,) = check_claims([claim], Measurements({}, numbers))
+            assert result.by_seed[0] in (0.0, 1.0) and result.holds == "no", (by, of, against)
+    for place in range(3):
+        rising = {f"r/{k}": {0: float(k) if k != place else absent} for k in range(3)}
+        claim = Claim(claim="up", published="", measure="number", order=["r/0", "r/1", "r/2"])
+        never_is_last = math.isinf(absent) and place == 2  # which is more than any number
+        assert check_claims([claim], Measurements({}, rising))[0].holds == ("yes" if never_is_last else "no")
+
+
+@pytest.mark.parametrize("of, against", [(-1.0, 1.0), (1.0, -1.0), (-1.0, -1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_a_ratio_is_of_positive_numbers(of: float, against: float) -> None:
+    for bound in ({"above": None, "below": 2.0}, {"above": -2.0}):
+        claim = Claim.model_validate(PAIR | {"measure": "number", "by": "ratio"} | bound)
+        (result,) = check_claims([claim], Measurements({}, {"r/a": {0: of}, "r/b": {0: against}}))
+        assert math.isnan(result.by_seed[0]) and result.holds == "no"
+
+
+def test_a_difference_of_lower_bounds_is_none(tmp_path: Path) -> None:
+    curves = {"a": [0.1, 0.9, 0.9, 0.9], "b": [0.1, 0.2, 0.9, 0.9], "never": [0.1, 0.2, 0.3, 0.3]}
+    runs = {f"r/{n}": load_runs([write_run(tmp_path / n, c, name=n)]).methods[0] for n, c in curves.items()}
+    words = {"measure": "rounds", "target": 0.8, "by": "ratio", "above": None, "below": 3.0, "of": "r/a"}
+    known = Claim.model_validate(PAIR | words | {"against": "r/never - r/b"})  # at least 4 - 3
+    unknown = Claim.model_validate(PAIR | words | {"against": "r/b - r/never"})
+    results = check_claims([known, unknown], Measurements(runs, {}))
+    assert [each.by_seed[0] for each in results][0] == 2.0 and results[0].holds == "yes"
+    assert math.isnan(results[1].by_seed[0]) and results[1].holds == "no"
+
+
+def test_a_run_that_ended_early_has_no_quality(tmp_path: Path) -> None:
+    curve = [0.1, 0.5, 0.9]
+    whole = load_runs([write_run(tmp_path / "b", curve, name="b")]).methods[0]
+    endings: dict[str, dict[str, Any]] = {"diverged": {"stopped": "nan"}, "killed": {"planned": 4, "ended": False}}
+    for name, words in endings.items():
+        early = load_runs([write_run(tmp_path / name, curve, name="a", **words)]).methods[0]
+        measured = Measurements({"r/a": early, "r/b": whole if name == "diverged" else early}, {})
+        for measure in ("final", "best"):
+            claim = Claim.model_validate(PAIR | {"measure": measure, "against": None, "above": 0.2})
+            assert check_claims([claim], measured)[0].holds == "no"
+            against = Claim.model_validate(PAIR | {"measure": measure, "of": "r/b", "against": "r/a", "above": -1.0})
+            assert check_claims([against], measured)[0].holds == "no"
+            assert describe_result(check_claims([against], measured)[0], None)["here"] == "not finite"
+        cost = {"measure": "rounds", "against": None, "above": None, "below": 4.0, "target": 0.5}
+        assert check_claims([Claim.model_validate(PAIR | cost)], measured)[0].by_seed == (2.0,)  # before it ended
+        aimed = Claim.model_validate(PAIR | cost | {"of": "r/b", "target": "r/a"})
+        assert check_claims([aimed], measured)[0].holds == "no"
+
+
+def test_a_seed_that_is_missing_or_was_never_evaluated_counts(tmp_path: Path) -> None:
+    place = write_comparison(tmp_path / "run", {"a": [[0.5, 0.9], [0.5, 0.9], [0.5, 0.9]]})
+    claim = Claim.model_validate(PAIR | {"against": None, "above": 0.2})
+    reach = {"measure": "rounds", "target": 0.5, "above": None, "below": 9.0}
+    costs = Claim.model_validate(PAIR | {"against": None, **reach})
+    asked = [claim, costs]
+    results = check_claims(asked, Measurements(methods_of({"r": load_runs([place])}), {}))
+    assert [each.holds for each in results] == ["yes", "yes"]
+    metrics = place / "a" / "seed-1" / "metrics.jsonl"
+    metrics.write_text("")
+    records = load_runs([place])
+    assert [run.seed for run in records.methods[0].runs] == [0, 2] and len(records.not_evaluated) == 1
+    results = check_claims(asked, Measurements(methods_of({"r": records}), {}))
+    assert [math.isnan(each.by_seed[1]) for each in results] == [True, True]
+    assert [each.holds for each in results] == ["no", "no"]
+    shutil.rmtree(place / "a" / "seed-1")
+    results = check_claims(asked, Measurements(methods_of({"r": load_runs([place])}), {}))
+    assert [len(each.by_seed) for each in results] == [3, 3] and [each.holds for each in results] == ["no", "no"]
+    with pytest.raises(InvalidInput, match="empty list"):
+        none = Claim.model_validate(PAIR | {"measure": "number", "against": None})
+        check_claims([none], Measurements({}, {"r/a": {}}))
+
+
+def test_runs_of_other_lengths_or_evaluations_are_not_compared(tmp_path: Path) -> None:
+    def method(name: str, rounds: int, every: int) -> Any:
+        return load_runs([write_run(tmp_path / name, [0.5] * (rounds // every), every=every)]).methods[0]
+
+    methods = {"r/a": method("a", 4, 1), "r/b": method("b", 4, 2), "r/c": method("c", 8, 1)}
+    reach = {"measure": "rounds", "target": 0.4, "by": "ratio", "above": None, "below": 2.0}
+    for other in ("r/b", "r/c"):
+        for words in ({}, reach, {"of": None, "against": None, "above": None, "order": ["r/a", other]}):
+            against = {} if "order" in words else {"against": other}
+            claim = Claim.model_validate(PAIR | words | against)
+            with pytest.raises(InvalidInput, match=f"compares r/a with {other}, whose runs have other rounds"):
+                check_claims([claim], Measurements(methods, {}))
+
+
+def test_an_answer_to_another_question_is_out_of_date(folder: Path) -> None:
+    out = folder.parent / "out"
+    reproduce([str(folder)], out=out, jobs=1, keep=True, quiet=True)
+    path, text = folder / "recipe.toml", (folder / "recipe.toml").read_text()
+    assert outdated(folder, read_recipe(folder)) is None
+    for old, new in (
+        ("above = -1.0", "above = 1.0"),  # the answer would be another
+        ('against = "best/fedavg"', 'against = "timed/fedavg"'),
+        ('order = ["numbers/one", "numbers/two", ', 'order = ["numbers/one", '),
+        ("target = 0.01", "target = 0.02"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        assert "has changed since its answer was recorded" in str(outdated(folder, read_recipe(folder)))
+    path.write_text(text.replace("above = -1.0", "above = -2.0").replace('"in words"', '"in other words"'))
+    assert outdated(folder, read_recipe(folder)) is None  # the same answer
+    path.write_text(text.replace("squares ascend", "late is not worse"))
+    with pytest.raises(InvalidInput, match="two claims have the same words: 'late is not worse'"):
+        read_recipe(folder)
+
+
 def test_reproduced_is_within_the_recorded_spread() -> None:
     ours = RecordedClaim(claim="a", by_seed=[0.1, 0.3], mean=0.2, std=0.1, holds="yes")
     assert reproduced(of([0.15, 0.3]), ours) and reproduced(of([0.15, 0.3]), None) is None
     assert not reproduced(of([0.6, 0.7]), ours)
+    assert not reproduced(of([-0.05, 0.4]), ours)  # in the mean only
     never = RecordedClaim(claim="a", by_seed=[None, 0.3], mean=None, std=None, holds="no")
     assert reproduced(of([math.inf, 0.3]), never)
     assert not reproduced(of([0.1, 0.3]), never)

@@ -1,17 +1,24 @@
-"""What a paper claims, measured in runs seed by seed, and whether it holds."""
+"""What a paper claims, measured in runs seed by seed, and whether it holds.
 
+What cannot be measured never helps a claim: a run that ended early, or that is missing, has no quality (NaN), and with
+one such seed the claim does not hold.
+"""
+
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from undrift.core.errors import InvalidInput, unknown
 from undrift.experiments.config.section import Section
 from undrift.experiments.report.costs import rounds_to_reach
 from undrift.experiments.report.curves import finite_or_none
-from undrift.experiments.report.load import Method, RunRecord
+from undrift.experiments.report.load import Method, Records, RunRecord
 from undrift.experiments.report.stats import final_quality
 from undrift.metrics.quality import higher_is_better, not_known, spread
 
@@ -85,6 +92,12 @@ class Claim(Section):
         return [*(label for term in named for label in term.split(MINUS)), *target]
 
     @property
+    def asked(self) -> str:
+        """A digest of what is measured, without the bound, which is applied to recorded numbers again."""
+        parts = self.model_dump(include={"metric", "measure", "target", "of", "against", "by", "order"})
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
     def in_points(self) -> bool:
         """Whether what is measured is a difference of accuracies, told in percentage points."""
         of_quality = self.measure in OF_QUALITY and "accuracy" in self.metric
@@ -93,7 +106,7 @@ class Claim(Section):
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim and what was measured: a number per seed, infinite where a target was never reached."""
+    """A claim and what was measured: a number per seed, infinite where a target was never reached, NaN where there is none."""
 
     claim: Claim
     by_seed: tuple[float, ...]
@@ -134,7 +147,7 @@ class ClaimResult:
             "mean": finite_or_none(self.mean),
             "std": self.std,
         }
-        return {"claim": self.claim.claim, **numbers, "holds": self.holds}
+        return {"claim": self.claim.claim, "asked": self.claim.asked, **numbers, "holds": self.holds}
 
 
 @dataclass(frozen=True)
@@ -147,7 +160,19 @@ class Measurements:
 
 def check_claims(claims: Sequence[Claim], measured: Measurements) -> list[ClaimResult]:
     """Measure every claim."""
+    for claim in claims:
+        _check_comparable(claim, measured)
     return [ClaimResult(claim, _measure(claim, measured)) for claim in claims]
+
+
+def methods_of(records: Mapping[str, Records]) -> dict[str, Method]:
+    """Every method of some runs by "run/label", with the seeds that ended before they were evaluated, too."""
+    runs: dict[str, list[RunRecord]] = {}
+    for name, each in records.items():
+        ended = [run for run in each.not_evaluated if run.reference is None]
+        for run in (*each.runs, *ended):
+            runs.setdefault(f"{name}/{run.label}", []).append(run)
+    return {label: Method(found[0].label, tuple(found)) for label, found in runs.items()}
 
 
 def _measure(claim: Claim, measured: Measurements) -> tuple[float, ...]:
@@ -156,7 +181,7 @@ def _measure(claim: Claim, measured: Measurements) -> tuple[float, ...]:
         terms = [_term(claim, term, measured) for term in claim.order]
         _check_paired(claim, terms)
         steps = [[b[seed] - a[seed] for a, b in zip(terms, terms[1:], strict=False)] for seed in terms[0]]
-        return tuple(min(each) for each in steps)
+        return tuple(float(np.min(each)) for each in steps)  # NaN if one is, unlike min()
     assert claim.of is not None
     values = _term(claim, claim.of, measured)
     if claim.against is None:
@@ -165,7 +190,12 @@ def _measure(claim: Claim, measured: Measurements) -> tuple[float, ...]:
     others = _term(claim, claim.against, measured, at_least=bounded)
     _check_paired(claim, [values, others])
     pairs = [(value, others[seed]) for seed, value in values.items()]
-    return tuple(a - b if claim.by == "difference" else a / b for a, b in pairs)
+    return tuple(a - b if claim.by == "difference" else _ratio(a, b) for a, b in pairs)
+
+
+def _ratio(a: float, b: float) -> float:
+    """How many times as large; NaN of a negative number, and to one that is not positive or not finite."""
+    return a / b if a >= 0 and 0 < b < math.inf else math.nan
 
 
 def _check_paired(claim: Claim, terms: Sequence[BySeed]) -> None:
@@ -173,9 +203,22 @@ def _check_paired(claim: Claim, terms: Sequence[BySeed]) -> None:
         raise InvalidInput(f"{claim.claim!r}: its terms have different seeds, so they cannot be paired")
 
 
+def _check_comparable(claim: Claim, measured: Measurements) -> None:
+    """Longer runs end better, and runs that are evaluated more often reach a quality earlier."""
+    labels = [label for label in claim.terms if claim.measure != "number" and label in measured.methods]
+    plans = {label: {(run.planned, run.every) for run in measured.methods[label].runs} for label in labels}
+    for label, plan in plans.items():
+        if len(plan) > 1 or plan != plans[labels[0]]:
+            raise InvalidInput(
+                f"{claim.claim!r} compares {labels[0]} with {label}, whose runs have other rounds or are evaluated in others: "
+                "give both the same `rounds` and `evaluation.every`"
+            )
+
+
 def _term(claim: Claim, term: str, measured: Measurements, at_least: bool = False) -> BySeed:
-    first, *rest = (_label(claim, label, measured, at_least) for label in term.split(MINUS))
-    for other in rest:
+    named, *less = term.split(MINUS)
+    first = _label(claim, named, measured, at_least)
+    for other in (_label(claim, label, measured) for label in less):  # less a lower bound would be an upper one
         _check_paired(claim, [first, other])
         first = {seed: value - other[seed] for seed, value in first.items()}
     return first
@@ -187,17 +230,33 @@ def _label(claim: Claim, label: str, measured: Measurements, at_least: bool = Fa
         kind = "number of a function" if claim.measure == "number" else "method of a run"
         raise unknown(f"{kind}, in claim {claim.claim!r}:", label, known)
     if claim.measure == "number":
+        if not measured.numbers[label]:
+            raise InvalidInput(
+                f"{claim.claim!r}: there is no number of {label}, its function has returned an empty list"
+            )
         return measured.numbers[label]
     runs = measured.methods[label].runs
-    if claim.measure == "final":
-        return {run.seed: final_quality(run, claim.metric, last=None) for run in runs}
-    if claim.measure == "best":
-        return {run.seed: _best_quality(run, claim.metric) for run in runs}
-    return {run.seed: _cost(claim, run, _target(claim, measured), at_least) for run in runs}
+    if claim.measure in OF_QUALITY:
+        quality = quality_at_the_end if claim.measure == "final" else _best_quality
+        found = {run.seed: quality(run, claim.metric) for run in runs}
+    else:
+        target = _target(claim, measured)
+        found = {run.seed: _cost(claim, run, target, at_least) for run in runs}
+    expected = (seed for run in runs for seed in run.experiment.settings.get("seeds", ()))
+    return dict.fromkeys(sorted({*expected, *found}), math.nan) | found
+
+
+def quality_at_the_end(run: RunRecord, metric: str) -> float:
+    """The final quality of a run; NaN if it ended before its last round: what it had been until then says nothing."""
+    return final_quality(run, metric, last=None) if _ended_well(run) else math.nan
+
+
+def _ended_well(run: RunRecord) -> bool:
+    return run.stopped is None and run.recorded >= run.planned
 
 
 def _best_quality(run: RunRecord, metric: str) -> float:
-    if metric not in run.metrics or not run.evaluated.any():
+    if metric not in run.metrics or not run.evaluated.any() or not _ended_well(run):
         return math.nan
     values, higher = run.metrics[metric][run.evaluated], higher_is_better(metric)
     if higher is None:
@@ -218,11 +277,13 @@ def _cost(claim: Claim, run: RunRecord, target: float, at_least: bool) -> float:
 
     If it never did, infinite; or with `at_least` what all its rounds cost, which makes a ratio to it an upper bound.
     """
+    if not run.recorded or math.isnan(target):
+        return math.nan
     rounds = rounds_to_reach(run, claim.metric, target)
     if rounds is None:
         if not at_least:
             return math.inf
-        rounds = int(run.round[-1])
+        rounds = run.recorded
     if claim.measure == "rounds":
         return float(rounds)
     at = int((run.round == rounds).argmax())

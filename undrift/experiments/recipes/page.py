@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from undrift.core.errors import InvalidInput
-from undrift.experiments.recipes.claims import Claim, ClaimResult
+from undrift.experiments.recipes.claims import OF_QUALITY, Claim, ClaimResult
 from undrift.experiments.recipes.recipe import Recipe, read_recipe
 from undrift.experiments.recipes.results import (
     VERDICTS,
@@ -29,7 +29,7 @@ def format_value(claim: Claim, mean: float | None, std: float | None, seeds: int
     '+1.23 ± 0.40 points (3 seeds)'
     """
     if mean is None:
-        return "never reached"
+        return "not finite" if claim.measure in (*OF_QUALITY, "number") else "never reached"
     scale, unit = (100, " points") if claim.in_points else (1, "")
     difference = bool(claim.order) or (claim.against is not None and claim.by == "difference")
     if claim.against is not None and claim.by == "ratio":

@@ -90,6 +90,10 @@ class Recipe(Section):
         for names in (searches, [run.name for run in self.run]):
             if len(set(names)) < len(names):
                 raise InvalidInput(f"two parts have the same name: {', '.join(sorted(names))}")
+        claims = [claim.claim for claim in self.claim]
+        for claim in claims:
+            if claims.count(claim) > 1:  # answers are recorded under the claim's words
+                raise InvalidInput(f"two claims have the same words: {claim!r}")
         for claim in self.claim:
             for term in claim.terms:
                 if term.partition("/")[0] not in [run.name for run in self.run]:

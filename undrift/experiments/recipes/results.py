@@ -1,17 +1,17 @@
 """What came out of a recipe when it was recorded, and whether that is still about the recipe as it is now."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from undrift.core.errors import InvalidInput
 from undrift.experiments.config.section import Section
-from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements
+from undrift.experiments.recipes.claims import Claim, ClaimResult, Measurements, quality_at_the_end
 from undrift.experiments.recipes.recipe import Recipe, explain_error, settings_digest
 from undrift.experiments.report.curves import finite_or_none
-from undrift.experiments.report.stats import final_quality
+from undrift.experiments.report.load import RunRecord
 from undrift.experiments.runs.files import read_json, write_json
 from undrift.metrics.quality import spread
 from undrift.version import __version__
@@ -22,9 +22,14 @@ VERDICTS: tuple[str, ...] = ("yes", "in the mean", "no")
 
 
 class RecordedClaim(Section):
-    """A claim's numbers: one per seed, their mean and standard deviation; None is a target that was never reached."""
+    """A claim's numbers: one per seed, their mean and standard deviation; None is a target that was never reached, or a run
+    that ended early.
+
+    asked   a digest of what was measured; empty in what was recorded before there was one
+    """
 
     claim: str
+    asked: str = ""
     by_seed: list[float | None]
     mean: float | None
     std: float | None
@@ -70,8 +75,15 @@ def outdated(folder: Path, recipe: Recipe) -> str | None:
         return None
     if results.settings != settings_digest(folder, recipe):
         return "its searches, runs or files have changed since results were recorded"
-    missing = [claim.claim for claim in recipe.claim if results.of(claim) is None]
-    return f"nothing is recorded of the claim {missing[0]!r}" if missing else None
+    return next((why for claim in recipe.claim if (why := _outdated_claim(claim, results.of(claim)))), None)
+
+
+def _outdated_claim(claim: Claim, recorded: RecordedClaim | None) -> str | None:
+    if recorded is None:
+        return f"nothing is recorded of the claim {claim.claim!r}"
+    values = tuple(math.nan if value is None else value for value in recorded.by_seed)
+    other = recorded.asked not in ("", claim.asked) or ClaimResult(claim, values).holds != recorded.holds
+    return f"the claim {claim.claim!r} has changed since its answer was recorded" if other else None
 
 
 def record_results(
@@ -88,10 +100,10 @@ def record_results(
     write_json(folder / RESULTS, recorded.model_dump())
 
 
-def _recorded_method(runs: Sequence[Any]) -> RecordedMethod:
+def _recorded_method(runs: Sequence[RunRecord]) -> RecordedMethod:
     final: dict[str, tuple[float | None, float | None]] = {}
-    for metric in runs[0].metrics:
-        values = [final_quality(run, metric, last=None) for run in runs]
+    for metric in dict.fromkeys(name for run in runs for name in run.metrics):
+        values = [quality_at_the_end(run, metric) for run in runs]
         mean = finite_or_none(sum(values) / len(values))
         final[metric] = mean, None if mean is None else spread(values)
     return RecordedMethod(seeds=len(runs), final=final)
@@ -105,8 +117,8 @@ def reproduced(result: ClaimResult, recorded: RecordedClaim | None) -> bool | No
     if recorded is None:
         return None
     mean = finite_or_none(result.mean)
-    if mean is None or recorded.mean is None:
-        return mean is recorded.mean
+    if result.holds != recorded.holds or mean is None or recorded.mean is None:
+        return result.holds == recorded.holds and mean is recorded.mean
     slack = 2 * (recorded.std or 0.0) + 1e-6 * max(1.0, abs(recorded.mean))
     return abs(mean - recorded.mean) <= slack
 
