@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.experiments.report.format import format_metric, format_settings, keep_units, plural
+from undrift.experiments.report.format import UNKNOWN, format_metric, format_settings, keep_units, plural
 from undrift.experiments.report.load import Records
 from undrift.experiments.report.plots import DASHES, assign_styles, chart_data, list_federations
 from undrift.experiments.report.references import client_table, list_references
@@ -30,7 +30,7 @@ def render_report(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]
     """The text of report.html."""
     script = _read("time.js") + _read("page.js")
     data, records = chart_data(s), s.records
-    columns = [column for column in list_columns(s) if column.heading and column.on_page]
+    columns = [column for column in list_columns(s) if column.heading and column.on_page and _says_something(column, s)]
     return _load_template().render(
         s=s,
         title=_write_title(records),
@@ -54,6 +54,11 @@ def render_report(s: Summary, picture: bytes, claims: Sequence[Mapping[str, str]
         data=_embed_json(data),
         now=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
+
+
+def _says_something(column: Column, s: Summary) -> bool:
+    """Whether any cell is known, as percentages of very short times are not."""
+    return any(column.text(row) != UNKNOWN for row in s.rows)
 
 
 @cache
