@@ -94,3 +94,12 @@ def test_a_run_directory_records_it(tmp_path: Path) -> None:
     assert s.higher is True and s.best is max(s.rows, key=lambda row: row.mean)
     summarise([tmp_path / "run"], metric="dice", higher=False)
     assert higher_is_better("dice") is False
+
+
+@pytest.mark.parametrize("flag, best", [("--higher", "scaffold"), ("--lower", "fedavg")])
+def test_the_command_can_be_told(undrift: Any, tmp_path: Path, flag: str, best: str) -> None:
+    path = str(scored(tmp_path, None))
+    done = undrift("report", path, "--metric", "dice", flag)
+    assert done.code == 0
+    words = {"scaffold": "scaffold ended best", "fedavg": "No method beat the baseline fedavg"}
+    assert words[best] in done.out
