@@ -252,13 +252,13 @@ def terminal_table(s: Summary) -> Table:
     """Final quality, and the cost of the target, or of the baseline's quality if there is none."""
     columns = {column.name: column for column in list_columns(s)}
     shown = {"final_mean": columns["final_mean"].heading}
-    to = "baseline" if s.target is None else "target"
-    if s.compared or s.target is not None:
+    to, compared = "baseline" if s.target is None else "target", s.compared and s.higher is not None
+    if compared or s.target is not None:
         rounds = columns[f"rounds_to_{to}"]
         shown |= {rounds.name: f"rounds {rounds.group}", f"bytes_to_{to}": "bytes to it"}
     else:
         shown["total_bytes"] = "bytes"
-    if s.compared:
+    if compared:
         shown["bytes_change" if to == "baseline" else "target_bytes_change"] = f"against {s.baseline}"
     rows, styles = [], []
     for row in s.rows:
