@@ -133,6 +133,23 @@ def test_a_damaged_database_is_replaced_by_its_copy(
     assert "its copy is used" in caplog.text and damaged(broken) == [] and text_of(broken) == text_of(swept)
 
 
+@pytest.mark.parametrize("what", [*sorted(WRONG.keys() - {"a trial that is gone"}), "a page"])  # a copy may be behind
+def test_a_damaged_copy_of_a_database_condemns_only_itself(
+    what: str, swept: Path, broken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = copy_of(broken / "sweep.db")
+    if what == "a page":
+        content = bytearray(copy.read_bytes())
+        content[100] ^= 4
+        copy.write_bytes(content)
+    else:
+        change(copy, WRONG[what])
+    if what not in ("a direction",):
+        assert damaged(broken) == [".sweep.db.copy"]
+    sweep(broken)
+    assert "it is written anew" in caplog.text and damaged(broken) == [] and text_of(broken) == text_of(swept)
+
+
 def test_trials_that_the_copy_does_not_have_yet_are_no_damage(broken: Path, swept: Path) -> None:
     for table in ("trials", "trial_params", "trial_values", "trial_user_attributes"):
         change(copy_of(broken / "sweep.db"), f"delete from {table} where trial_id = 4")

@@ -68,6 +68,9 @@ class Store:
             log.warning("%s is damaged (%s): its copy is used", path, why)
             path.with_name(f"{DATABASE}-journal").unlink(missing_ok=True)
             write_aside(path, copy.read_bytes())
+        elif copy.exists() and (why := damage_in(copy, labels, self.direction)) is not None:
+            log.warning("%s is damaged (%s): it is written anew", copy, why)
+            write_aside(copy, path.read_bytes())
         self._open(path)
 
     def _open(self, path: Path) -> None:
@@ -156,26 +159,29 @@ class Asked:
 
 
 def damage_in(path: Path, labels: Iterable[str] | None, direction: str | None, copy: Path | None = None) -> str | None:
-    """What is wrong with a database of trials, None if nothing is; one that has a copy is never behind it.
+    """What is wrong with a database of trials, None if nothing is; one that has a sound copy is never behind it."""
+    found, behind = _read_aside(path, labels, direction), {}
+    if isinstance(found, str):
+        return found
+    if copy is not None and copy.exists():
+        behind = _read_aside(copy, labels, direction)
+    if isinstance(behind, str):  # which is no fault of the database
+        return None
+    return None if all(found.get(label, 0) >= n for label, n in behind.items()) else "it lacks trials that its copy has"
 
-    Nothing is written: what is looked at is a copy in a temporary folder.
-    """
+
+def _read_aside(path: Path, labels: Iterable[str] | None, direction: str | None) -> dict[str, int] | str:
+    """How many sound trials there are of every method, or what is wrong; of a copy in a temporary folder, so nothing is written."""
     with tempfile.TemporaryDirectory(prefix="undrift-sweep-") as folder:
         for each in (path, path.with_name(f"{path.name}-journal")):
             if each.is_file():
                 shutil.copy(each, Path(folder) / each.name.lstrip("."))
         try:
-            found = _trials_in(Path(folder) / path.name.lstrip("."), labels, direction)
-            behind = (
-                _trials_in(shutil.copy(copy, Path(folder) / "behind"), labels, direction)
-                if copy and copy.exists()
-                else {}
-            )
+            return _trials_in(Path(folder) / path.name.lstrip("."), labels, direction)
         except _Broken as error:
             return str(error)
         except Exception as error:  # of SQLite, SQLAlchemy or Optuna, in what a bit has made of a table
             return shortened(first_line(error)) or type(error).__name__
-    return None if all(found.get(label, 0) >= n for label, n in behind.items()) else "it lacks trials that its copy has"
 
 
 class _Broken(Exception):
