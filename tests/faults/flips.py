@@ -87,6 +87,18 @@ def quiet() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def flip_in_copy(base: Path, copy: Path, dice: random.Random) -> tuple[Path, str]:
+    """Copy a directory with one bit of one of its files flipped; which file, and what was done, in words."""
+    shutil.copytree(base, copy)
+    files = sorted(p for p in copy.rglob("*") if p.is_file() and p.stat().st_size and p.name not in UNCHECKED)
+    path = dice.choice(files)
+    content = bytearray(path.read_bytes())
+    bit = dice.randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    return path, f"{base.name}, {path.relative_to(copy)}, bit {bit}"
+
+
 def main(tries: int, seed: int) -> Tally:
     """So many bits, over all files of finished and interrupted runs."""
     dice, tally, federations = random.Random(seed), Tally(ATTACK), Federations()
@@ -104,14 +116,7 @@ def main(tries: int, seed: int) -> Tally:
         for number in range(tries):
             base, expected, figures = bases[number % len(bases)]
             copy = Path(root) / "damaged"
-            shutil.copytree(base, copy)
-            files = sorted(p for p in copy.rglob("*") if p.is_file() and p.stat().st_size and p.name not in UNCHECKED)
-            path = dice.choice(files)
-            content = bytearray(path.read_bytes())
-            bit = dice.randrange(8 * len(content))
-            content[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(content)
-            what = f"{base.name}, {path.relative_to(copy)}, bit {bit}"
+            path, what = flip_in_copy(base, copy, dice)
             try:
                 tally_one(tally, copy, path, what, expected, figures, federations)
             except Exception as error:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import undrift as ud
-from tests.faults.flips import UNCHECKED, figures_of, quiet
+from tests.faults.flips import figures_of, flip_in_copy, quiet
 from tests.faults.harness import Tally, run_as_script
 from tests.support.small_sweep import FEW, experiment
 from undrift.core.errors import InvalidInput
@@ -108,15 +108,8 @@ def main(tries: int, seed: int) -> Tally:
             bases += [(path, work, _content(whole), figures_of(path) if runs else "") for path in (whole, part)]
         for number in range(tries):
             base, work, expected, figures = bases[number % len(bases)]
-            copy = Path(root) / "damaged"
-            shutil.copytree(base, copy)
-            files = sorted(p for p in copy.rglob("*") if p.is_file() and p.stat().st_size and p.name not in UNCHECKED)
-            path = dice.choice(files)
-            content = bytearray(path.read_bytes())
-            bit = dice.randrange(8 * len(content))
-            content[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(content)
-            what, refused = f"{base.name}, {path.relative_to(copy)}, bit {bit}", None
+            copy, refused = Path(root) / "damaged", None
+            path, what = flip_in_copy(base, copy, dice)
             try:
                 found = any(not finding.sound for finding in verify(copy))
                 try:
