@@ -150,7 +150,7 @@ def plain_values(modules: Iterable[nn.Module]) -> Hashable:
     )
 
 
-def is_of_torch(thing: Any) -> bool:
+def _is_of_torch(thing: Any) -> bool:
     """Whether a function or a class is torch's, which holds nothing that changes."""
     return (thing.__module__ or "").split(".")[0] in ("torch", "builtins")
 
@@ -192,7 +192,7 @@ class _Held:
         return Identity(value), inside, self._of_function(call, kind, depth)
 
     def _of_function(self, function: Any, kind: type | None, depth: int) -> Hashable:
-        if not isinstance(function, FunctionType) or is_of_torch(function):
+        if not isinstance(function, FunctionType) or _is_of_torch(function):
             return None
         cells = []
         for cell in function.__closure__ or ():

@@ -143,9 +143,8 @@ class ModelProblem:
         sizes = sorted({*counts} - {0})  # clients with none are done
         if len(sizes) == 1 and 0 not in counts and len(y) > 1:
             samples, drawn, seed = minibatches.of_step(k, slice(None), sizes[0])
-            return self.captured(
-                y.contiguous(), *self.batch(samples, drawn), seed
-            )  # also where all rows are one: a form for both
+            own = y.contiguous()  # also where all rows are one: a form for both
+            return self.captured(own, *self.batch(samples, drawn), seed)
         found = torch.zeros_like(y)
         for count in sizes:  # short minibatches apart: nothing is padded
             rows = torch.tensor([row for row, n in enumerate(counts) if n == count], device=y.device)
