@@ -9,7 +9,7 @@ from undrift.experiments.recipes.results import NUMBERS
 from undrift.experiments.runs.directory import EXPERIMENT, MANIFEST, METRICS
 from undrift.experiments.runs.files import CHECK, CHECKSUMS, Damaged, copy_of, mark_of, marks_in, read_json
 from undrift.experiments.runs.verify import RESUME, Finding, sound_copy, verify_run
-from undrift.experiments.sweeps.store import DATABASE, damage_in
+from undrift.experiments.sweeps.store import DATABASE, damages_in
 from undrift.experiments.sweeps.sweeping import SWEEP
 
 AGAIN = "`undrift reproduce` computes it again"
@@ -71,7 +71,7 @@ def _sweep(folder: Path) -> Iterator[Finding]:
         yield Finding(folder / SWEEP, False, "it is not there")
     if not path.exists():
         return  # no trial has ended yet
-    why, copied = damage_in(path, None, None, copy_of(path)), damage_in(copy_of(path), None, None)
+    why, copied = damages_in(path, None, None)
     whole = copied is None
     yield Finding(path, why is None, "" if why is None else f"{why}; " + (_MENDED if whole else _LOST))
     if copy_of(path).exists() and not whole:

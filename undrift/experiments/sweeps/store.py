@@ -60,18 +60,23 @@ class Store:
                 self.optuna.create_study(study_name=label, storage=self.storage, direction=self.direction)
             self.close()
             os.replace(aside, path)
-        elif (why := damage_in(path, labels, self.direction, copy)) is not None:
-            if damage_in(copy, labels, self.direction) is not None:
-                raise Damaged(
-                    f"{path} is damaged ({why}), and there is no sound copy: remove it, and the trials are run again"
-                )
-            log.warning("%s is damaged (%s): its copy is used", path, why)
+        else:
+            self._mend(path, copy, *damages_in(path, labels, self.direction))
+        self._open(path)
+
+    def _mend(self, path: Path, copy: Path, damaged: str | None, copy_damaged: str | None) -> None:
+        """Put the one of the two that is sound in the place of the other."""
+        if damaged is not None and copy_damaged is not None:
+            raise Damaged(
+                f"{path} is damaged ({damaged}), and there is no sound copy: remove it, and the trials are run again"
+            )
+        if damaged is not None:
+            log.warning("%s is damaged (%s): its copy is used", path, damaged)
             path.with_name(f"{DATABASE}-journal").unlink(missing_ok=True)
             write_aside(path, copy.read_bytes())
-        elif copy.exists() and (why := damage_in(copy, labels, self.direction)) is not None:
-            log.warning("%s is damaged (%s): it is written anew", copy, why)
+        elif copy_damaged is not None and copy.exists():
+            log.warning("%s is damaged (%s): it is written anew", copy, copy_damaged)
             write_aside(copy, path.read_bytes())
-        self._open(path)
 
     def _open(self, path: Path) -> None:
         self.storage = _storage(path)
@@ -158,16 +163,15 @@ class Asked:
 # whether it is what was written
 
 
-def damage_in(path: Path, labels: Iterable[str] | None, direction: str | None, copy: Path | None = None) -> str | None:
-    """What is wrong with a database of trials, None if nothing is; one that has a sound copy is never behind it."""
-    found, behind = _read_aside(path, labels, direction), {}
+def damages_in(path: Path, labels: Iterable[str] | None, direction: str | None) -> tuple[str | None, str | None]:
+    """What is wrong with a database of trials, and with its copy; None for nothing.  It is never behind a sound copy."""
+    found, copied = (_read_aside(each, labels, direction) for each in (path, copy_of(path)))
     if isinstance(found, str):
-        return found
-    if copy is not None and copy.exists():
-        behind = _read_aside(copy, labels, direction)
-    if isinstance(behind, str):  # which is no fault of the database
-        return None
-    return None if all(found.get(label, 0) >= n for label, n in behind.items()) else "it lacks trials that its copy has"
+        return found, copied if isinstance(copied, str) else None
+    if isinstance(copied, str):
+        return None, copied
+    lacks = any(found.get(label, 0) < n for label, n in copied.items())
+    return "it lacks trials that its copy has" if lacks else None, None
 
 
 def _read_aside(path: Path, labels: Iterable[str] | None, direction: str | None) -> dict[str, int] | str:
