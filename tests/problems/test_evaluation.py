@@ -263,3 +263,39 @@ def test_the_test_set_is_prepared_once_and_a_model_may_write_over_it(first: nn.M
     calls.clear()
     problem.evaluate(problem.x0)
     assert calls == ([] if isinstance(first, nn.Identity) else [40])
+
+
+def test_a_captured_evaluation_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undrift.compiler.capture.CALLS", 2)
+    monkeypatch.setattr("undrift.problems.evaluation.EVALUATION_BATCH", 20)
+    problem, other = problem_of(), problem_of()
+    other.scored = other.score
+    for number in range(9):
+        x = problem.x0 + (1 + number) * random(problem.x0.numel())
+        assert problem.evaluate(x) == other.evaluate(x)
+    assert [found is not None for found in problem.scored.captured.values()] == [True, True]  # 20 samples, and the last 10
+
+
+def test_an_evaluation_with_statistics_of_batchnorm_layers_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undrift.compiler.capture.CALLS", 2)
+    net = nn.Sequential(nn.Linear(300, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    data = random(50, 300), torch.arange(50) % 3
+    clients, loss = ud.IID(5), F.cross_entropy
+    problem = ud.federate(data, model=net, loss=loss, clients=clients, local_parameters="batch-norm")
+    for _ in range(5):
+        problem.evaluate(problem.x0)
+    assert not problem.scored.captured
+
+
+def test_an_evaluation_that_changes_without_a_trace_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undrift.compiler.capture.CALLS", 2)
+    monkeypatch.setattr("undrift.problems.model.values_held", lambda each: None)  # as if nothing were seen of it
+    scale = [1.0]
+    net = nn.Linear(300, 3).double()
+    loss = lambda out, target: scale[0] * F.cross_entropy(out, target)
+    problem = ud.federate((random(50, 300), torch.arange(50) % 3), model=net, loss=loss, clients=ud.IID(5))
+    for _ in range(3):
+        problem.evaluate(problem.x0)
+    scale[0] = 2.0
+    with pytest.raises(RuntimeError, match="must not change between rounds.*metric of your own in place of 'test'"):
+        problem.evaluate(problem.x0)

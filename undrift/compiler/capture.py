@@ -23,7 +23,7 @@ CALLS = 100  # of one form before it is captured, which takes about as long as t
 FORMS, MOST_FORMS = 64, 10_000  # that are captured, that are counted, at most
 CHANGED = (
     "the model or its loss gives another result than it gave earlier in this process for the same input: its Python code must "
-    "not change between rounds (an attribute that is set, a counter); put what changes into the data, or use engine='sequential'"
+    "not change between rounds (an attribute that is set, a counter); put what changes into the data, or "
 )
 SAME_IF_ALIKE = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
 
@@ -31,17 +31,23 @@ SAME_IF_ALIKE = (aten.view.default, aten._unsafe_view.default, aten.expand.defau
 class Captured:
     """A function of trees of tensors; arguments of a form that comes again and again are computed without the function itself.
 
-    What the function holds besides its arguments (`held`) is part of the form.  What depends on values, and what does not come out the same to the bit, is left to the function.  Calls number 200, 400,
-    800, ... of a form are held against the function again: a loss whose Python changes during a run is an error, not a
-    wrong result.
+    What the function holds besides its arguments (`held`) is part of the form.  What depends on values, and what does not
+    come out the same to the bit, is left to the function.  Calls number 200, 400, 800, ... of a form are held against the
+    function again: a loss whose Python changes during a run is an error, not a wrong result; `otherwise` says what a user
+    can do then.
     """
 
-    def __init__(self, function: Callable[..., Tensor], held: Callable[[], Hashable] = tuple):
-        self.function, self.held = function, held
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        held: Callable[[], Hashable] = tuple,
+        otherwise: str = "use engine='sequential'",
+    ):
+        self.function, self.held, self.otherwise = function, held, otherwise
         self.calls: Counter[Hashable] = Counter()
-        self.captured: dict[Hashable, Callable[..., Tensor] | None] = {}
+        self.captured: dict[Hashable, Callable[..., Any] | None] = {}
 
-    def __call__(self, *given: Any) -> Tensor:
+    def __call__(self, *given: Any) -> Any:
         values, structure = tree_flatten(given)
         form = self.held(), structure, tuple(_form(x) for x in values)
         if len(self.calls) > MOST_FORMS:  # as there are if what is held changes all the time
@@ -52,7 +58,7 @@ class Captured:
             with torch.no_grad():
                 result = found(*values)
             if _is_checked(self.calls[form]) and not _same_bits(result, self.function(*given)):
-                raise RuntimeError(CHANGED)
+                raise RuntimeError(CHANGED + self.otherwise)
             return result
         result = self.function(*given)
         if self.calls[form] == CALLS and len(self.captured) < FORMS:
@@ -61,7 +67,7 @@ class Captured:
         return result
 
     def __reduce__(self) -> Any:
-        return Captured, (self.function, self.held)  # another process captures for itself
+        return Captured, (self.function, self.held, self.otherwise)  # another process captures for itself
 
 
 def _is_checked(calls: int) -> bool:
@@ -69,15 +75,17 @@ def _is_checked(calls: int) -> bool:
     return rest == 0 and times > 1 and times.bit_count() == 1
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+def _same_bits(a: Any, b: Any) -> bool:
+    (found, structure), (expected, other) = tree_flatten(a), tree_flatten(b)
+    same = [torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in zip(found, expected, strict=True)]
+    return structure == other and all(same)
 
 
 def _form(x: Any) -> Hashable:
     return (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else x
 
 
-def _capture(function: Callable[..., Tensor], given: list[Any], expected: Tensor) -> Callable[..., Tensor] | None:
+def _capture(function: Callable[..., Any], given: list[Any], expected: Any) -> Callable[..., Any] | None:
     """The function for arguments of this form, or None if it cannot be one list of operations."""
     from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 

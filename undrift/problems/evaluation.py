@@ -93,17 +93,17 @@ def quality(
 
     `whose` they are: BatchNorm layers have the statistics of that client's training samples, else of everyone's.
     """
-    problem.flat.template.eval()
+    score = problem.score if problem.flat.norms else problem.scored  # a capture would hold the statistics of one time
     total, weight, tally = 0.0, 0, Accumulator(problem.task, metrics)
-    with torch.no_grad(), fast_layers(several=False):
+    with torch.no_grad():
         for (x, X, Y), client in zip(models, whose or repeat(None), strict=whose is not None):
             with problem.statistics(x, client):
                 for inputs, target in batches(problem, X, Y):
                     n = _counted(problem.task, target)
                     if n == 0:
                         continue
-                    output = problem.flat(x, inputs)
-                    total, weight = total + float(problem.loss(output, target)) * n, weight + n
+                    output, loss = score(x, inputs, target)
+                    total, weight = total + float(loss) * n, weight + n
                     tally.add(output, target)
     return {"loss": total / max(weight, 1), **tally.result()}
 

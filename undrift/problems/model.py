@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from undrift.compiler.capture import Captured
 from undrift.compiler.constants import plain_values, values_held
+from undrift.compiler.kernels.dense import OWN_PRODUCTS, fast_layers
 from undrift.compiler.verify import random_like, scale_of
 from undrift.core.errors import first_line
 from undrift.core.rng import Key
@@ -65,7 +66,7 @@ class ModelProblem:
         self.prepare, self.augment, self.test_clients = prepare, augment, test_clients
         self.index = torch.as_tensor(parts.index)
         self.x0, self.local_x0 = flat.x0, flat.local_x0
-        self.captured = Captured(self._gradients, self.values_held)
+        self._capture()
         self.hidden_randomness = check_model_fits_data(self)
         self.task, self.gives_tensors = find_task(self, task)
 
@@ -341,8 +342,15 @@ class ModelProblem:
         """The same problem with a model of its own, for another thread."""
         other = copy(self)
         other.flat = deepcopy(self.flat)
-        other.captured = Captured(other._gradients, other.values_held)
+        other._capture()
         return other
+
+    def _capture(self) -> None:
+        self.captured = Captured(self._gradients, self.values_held)
+        self.scored = Captured(self.score, self._values_and_products, "record a metric of your own in place of 'test'")
+
+    def _values_and_products(self) -> Hashable:
+        return self.values_held(), OWN_PRODUCTS.get()
 
     def module(self, x: Tensor, client: int | None = None) -> nn.Module:
         """The model with these parameters, BatchNorm layers with the statistics of a client's or everyone's samples."""
@@ -429,6 +437,13 @@ class ModelProblem:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(int(seed))  # the same minibatch draws the same numbers
             return torch.autograd.grad(self.mean_loss(y, X, Y, seed), y)[0]
+
+    def score(self, x: Tensor, X: Tree, Y: Tree) -> tuple[Any, Tensor]:
+        """What one model gives for samples, and its loss; no derivative is taken."""
+        self.flat.template.eval()
+        with fast_layers(several=False):
+            output = self.flat(x, X)
+            return output, self.loss(output, Y)
 
     def _laid_out(self, X: Tree) -> Tree:
         """A minibatch of one client, laid out as convolutions are fastest."""

@@ -57,8 +57,13 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return F.linear(input, weight, bias)
 
 
-@torch.library.custom_op("undrift::dense", mutates_args=())
-def dense(x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> Tensor:
+# Registered plainly: `torch.library.custom_op` takes as long as a small layer itself.
+_library = torch.library.Library("undrift", "FRAGMENT")
+_library.define("dense(Tensor x, Tensor w, Tensor? b, bool own) -> Tensor")
+dense = torch.ops.undrift.dense.default
+
+
+def _dense(x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> Tensor:
     """x w' + b, from samples `[..., k]` and a layer `[n, k]`."""
     if not own or not _are_ours(x, w):
         return F.linear(x, w, b)
@@ -67,8 +72,7 @@ def dense(x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> Tensor:
     return found if b is None else found.add_(b)
 
 
-@dense.register_vmap
-def _(info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> tuple[Tensor, int]:
+def _dense_of_several(info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool) -> tuple[Tensor, int]:
     """Of several models, or several minibatches: models and samples that are mapped over come first."""
     R, (x_dim, w_dim, b_dim, _) = info.batch_size, dims
     x = x if x_dim is None else x.movedim(x_dim, 0)
@@ -88,6 +92,11 @@ def _(info: Any, dims: Any, x: Tensor, w: Tensor, b: Tensor | None, own: bool) -
         ones = [1] * (found.dim() - 2)
         found = found + (b if b_dim is None else b.view(R, *ones, -1))
     return found, 0
+
+
+_library.impl("dense", _dense, "CompositeExplicitAutograd")
+torch.library.register_fake("undrift::dense", lambda x, w, b, own: x.new_empty(*x.shape[:-1], len(w)))
+torch.library.register_vmap("undrift::dense", _dense_of_several)
 
 
 def _are_ours(x: Tensor, w: Tensor) -> bool:

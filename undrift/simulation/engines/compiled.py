@@ -244,4 +244,4 @@ def programs_of(problem: Any) -> Programs:
 def share_programs(problem: ModelProblem, like: ModelProblem) -> None:
     """Let a problem use what was captured and compiled for another, which differs in partition and first model only."""
     if not (problem.flat.frozen() or problem.flat.buffers()):  # which programs may hold
-        problem.captured, PROGRAMS[problem] = like.captured, programs_of(like)
+        problem.captured, problem.scored, PROGRAMS[problem] = like.captured, like.scored, programs_of(like)
