@@ -5,7 +5,7 @@
 815332
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from importlib import import_module
 from itertools import pairwise
@@ -73,22 +73,28 @@ def logistic(inputs: int, classes: int) -> nn.Module:
 
 
 @model
-def lenet(classes: int = 10, channels: int = 3, size: int = 32) -> nn.Module:
+def lenet(
+    classes: int = 10, channels: int = 3, size: int = 32, widths: Sequence[int] = (64, 64, 384, 192)
+) -> nn.Module:
     """The LeNet-like CNN of Zaccone et al. (GHBM): 797,962 parameters for 10 classes, 815,332 for 100.
 
-    Images are [channels, size, size] with size >= 16; nothing is padded.
+    Images are [channels, size, size] with size >= 16; nothing is padded.  `widths` are those of its two convolutions
+    and two dense layers; with (6, 16, 120, 84) it is LeNet-5, as NIID-Bench has it: 62,006 parameters.
     """
+    if len(widths) != 4 or not all(isinstance(width, int) and width > 0 for width in widths):
+        raise InvalidInput(f"lenet takes four widths, of two convolutions and two dense layers, got {widths!r}")
+    first, second, *dense = widths
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
         raise InvalidInput(f"lenet needs images of at least 16 x 16, got size={size}: pad or enlarge them")
     return nn.Sequential(
-        nn.Conv2d(channels, 64, 5),
+        nn.Conv2d(channels, first, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5),
+        nn.Conv2d(first, second, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        *mlp(64 * side**2, 384, 192, classes).children(),
+        *mlp(second * side**2, *dense, classes).children(),
     )
 
 
@@ -230,13 +236,13 @@ class Recurrent(nn.Module):
 
 
 @model
-def char_lstm(vocabulary: int = 80, classes: int = 80) -> nn.Module:
+def char_lstm(vocabulary: int = 80, classes: int = 80, hidden: int = 100, layers: int = 2) -> nn.Module:
     """The next character of Shakespeare (LEAF, Caldas et al. 2018; Zaccone et al.): 133,520 parameters.
 
-    int64 [b, T] (T = 80 in the papers) to scores [b, classes].
+    int64 [b, T] (T = 80 in the papers) to scores [b, classes].  `hidden` is the width of each of the `layers`.
     """
-    lstm = nn.LSTM(8, 100, num_layers=2, batch_first=True)
-    return Recurrent(nn.Embedding(vocabulary, 8), lstm, nn.Linear(100, classes), every_step=False)
+    lstm = nn.LSTM(8, hidden, num_layers=layers, batch_first=True)
+    return Recurrent(nn.Embedding(vocabulary, 8), lstm, nn.Linear(hidden, classes), every_step=False)
 
 
 @model
