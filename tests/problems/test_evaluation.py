@@ -15,6 +15,7 @@ import undrift as ud
 from tests.support.small_model import X, Y, federation, mlp
 from undrift.compiler.kernels.dense import OWN_PRODUCTS, fast_layers, own_products
 from undrift.problems.evaluation import evaluate_each
+from undrift.problems.model import ModelProblem
 from undrift.simulation.batched_runs.problem import StackedProblem
 from undrift.simulation.engines.choice import EngineChoice, cpp_compiler
 
@@ -69,7 +70,7 @@ def problem_of(**settings: Any) -> Any:
 def test_several_models_are_evaluated_as_each_is_alone(
     figures: tuple[str, ...], own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("undrift.problems.evaluation.EVALUATION_BATCH", 20)
+    monkeypatch.setattr(ModelProblem, "evaluation_batch", 20)
     problem = problem_of(metrics=figures)
     models = problem.x0 + random(30, problem.x0.numel())
     alone = [problem.evaluate(x) for x in models]
@@ -267,7 +268,7 @@ def test_the_test_set_is_prepared_once_and_a_model_may_write_over_it(first: nn.M
 
 def test_a_captured_evaluation_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("undrift.compiler.capture.CALLS", 2)
-    monkeypatch.setattr("undrift.problems.evaluation.EVALUATION_BATCH", 20)
+    monkeypatch.setattr(ModelProblem, "evaluation_batch", 20)
     problem, other = problem_of(), problem_of()
     other.scored = other.score
     for number in range(9):
@@ -299,3 +300,43 @@ def test_an_evaluation_that_changes_without_a_trace_is_an_error(monkeypatch: pyt
     scale[0] = 2.0
     with pytest.raises(RuntimeError, match="must not change between rounds.*metric of your own in place of 'test'"):
         problem.evaluate(problem.x0)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cross_entropy_is_torchs_own(dtype: torch.dtype, several: bool) -> None:
+    scores, target = (30 * random(3, 50, 7)).to(dtype), torch.arange(50) % 7
+    target[::5] = -100  # ignored
+    given = scores if several else scores[0]
+    loss = lambda rows: F.cross_entropy(rows, target)
+    with torch.no_grad():
+        expected = vmap(loss)(given) if several else loss(given)
+        with own_products(True), fast_layers(several=several):
+            found = vmap(loss)(given) if several else nn.CrossEntropyLoss()(given, target)
+    assert torch.allclose(found, expected, rtol=1e-12 if dtype == torch.float64 else 1e-5, atol=0)
+
+
+@pytest.mark.parametrize("target", [torch.tensor([0, -1, 2]), torch.tensor([0, 3, 2])], ids=["negative", "too large"])
+def test_a_class_that_is_none_is_an_error_of_cross_entropy(target: Tensor) -> None:
+    with torch.no_grad(), own_products(True), fast_layers(several=False), pytest.raises((IndexError, RuntimeError)):
+        F.cross_entropy(random(3, 3), target)
+
+
+@pytest.mark.parametrize("settings", [
+    {"weight": torch.tensor([1.0, 2.0, 3.0]).double()}, {"label_smoothing": 0.1}, {"reduction": "sum"}, {"ignore_index": 1}
+], ids=str)  # fmt: skip
+def test_cross_entropy_with_settings_is_torchs_own(settings: dict[str, Any]) -> None:
+    scores, target = random(12, 3), torch.arange(12) % 3
+    with torch.no_grad(), own_products(True), fast_layers(several=False):
+        found = F.cross_entropy(scores, target, **settings)
+    assert torch.allclose(found, F.cross_entropy(scores, target, **settings), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("net", "samples"), [
+    (nn.Linear(4, 3), 16384), (nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 3)), 4096),
+    (nn.Sequential(nn.Linear(4, 5000), nn.Linear(5000, 3)), 2048),
+    (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), 2048),
+], ids=["narrow", "wider", "wide", "not dense alone"])  # fmt: skip
+def test_narrow_dense_models_are_evaluated_on_more_samples_at_once(net: nn.Module, samples: int) -> None:
+    data = torch.randn(12, 4), torch.arange(12) % 3
+    assert ud.federate(data, model=net, loss=F.cross_entropy, clients=ud.IID(3)).evaluation_batch == samples

@@ -18,7 +18,8 @@ from undrift.problems.tasks import LOWER, TASK_METRICS, Accumulator, Task
 if TYPE_CHECKING:
     from undrift.problems.model import ModelProblem
 
-EVALUATION_BATCH = 2048
+EVALUATION_BATCH = 2048  # samples that are computed at once, of models in general and for full gradients
+MOST_BATCHES, DENSE_WIDTH = 8, 256  # of them at once where a dense model is narrower than this
 PREPARED_BYTES = 2**27  # of a test set whose model inputs are kept
 MODELS_AT_ONCE = 8  # whose outputs are in memory together
 OF_MODEL = ("test", "train", "clients", "gradient")
@@ -27,14 +28,25 @@ IGNORED = -100  # what torch's losses leave out
 NAMED = 50  # clients that have lines of their own, at most
 
 
-def in_batches(n: int) -> list[slice]:
-    """Samples 0 to n - 1, as many at a time as are evaluated at once."""
-    return [slice(i, min(i + EVALUATION_BATCH, n)) for i in range(0, n, EVALUATION_BATCH)]
+def in_batches(n: int, most: int | None = None) -> list[slice]:
+    """Samples 0 to n - 1, at most so many at a time."""
+    most = most or EVALUATION_BATCH
+    return [slice(i, min(i + most, n)) for i in range(0, n, most)]
+
+
+def batch_of_width(width: int | None) -> int:
+    """How many samples are evaluated at once, by the widest layer of a dense model: to call a narrow one takes longer than
+    it takes to compute a batch.
+
+    >>> batch_of_width(10), batch_of_width(200), batch_of_width(None)
+    (16384, 2048, 2048)
+    """
+    return EVALUATION_BATCH * (1 if width is None else max(1, min(MOST_BATCHES, DENSE_WIDTH // width)))
 
 
 def batches(problem: "ModelProblem", X: Tree, Y: Tree) -> Iterator[tuple[Any, Any]]:
     """Model inputs and targets of samples, batch by batch; those of the test set are prepared once, if they fit."""
-    parts = in_batches(sample_count(X))
+    parts = in_batches(sample_count(X), problem.evaluation_batch)
     kept = problem.prepared_test if problem.test is not None and X is problem.test[0] else []
     inputs = kept or (problem.prepared(take(X, some)) for some in parts)
     for each, some in zip(inputs, parts, strict=True):

@@ -153,6 +153,14 @@ class FlatModel:
         """Whether any layer is of one of these kinds."""
         return any(isinstance(layer, kinds) for layer in self.template.modules())
 
+    @cached_property
+    def dense_width(self) -> int | None:
+        """The outputs of the widest layer, if all layers that have parameters are dense ones and none is the user's own."""
+        layers = [layer for layer in self.template.modules() if next(layer.parameters(recurse=False), None) is not None]
+        if self.own_modules or not all(type(layer) is nn.Linear for layer in layers):
+            return None
+        return max(layer.out_features for layer in layers if isinstance(layer, nn.Linear))
+
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that are not trained."""
         return {name: p for name, p in self.template.named_parameters() if name not in self.names}

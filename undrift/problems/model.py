@@ -23,7 +23,14 @@ from undrift.core.rng import Key
 from undrift.data.assignment import ClientIndices
 from undrift.data.transforms import CropFlip
 from undrift.data.trees import Tree, leaves, map_tree, sample_count, shapes, take, tree_flatten, tree_unflatten
-from undrift.problems.evaluation import EVALUATION_BATCH, OF_MODEL, PREPARED_BYTES, evaluate, in_batches
+from undrift.problems.evaluation import (
+    EVALUATION_BATCH,
+    OF_MODEL,
+    PREPARED_BYTES,
+    batch_of_width,
+    evaluate,
+    in_batches,
+)
 from undrift.problems.fitting import check_model_fits_data, find_task
 from undrift.problems.flat import FlatModel
 from undrift.problems.heterogeneity import (
@@ -201,11 +208,16 @@ class ModelProblem:
         return take(self.X, which), take(self.Y, which)
 
     @cached_property
+    def evaluation_batch(self) -> int:
+        """How many samples are evaluated at once."""
+        return batch_of_width(self.flat.dense_width)
+
+    @cached_property
     def prepared_test(self) -> list[Tree]:
         """Model inputs of the test set, in batches; empty if they are as they are stored, or would take much memory."""
         if self.test is None or self.prepare is None:
             return []
-        parts = in_batches(sample_count(self.test[0]))
+        parts = in_batches(sample_count(self.test[0]), self.evaluation_batch)
         one = sum(t.nbytes for t in leaves(self.prepared(take(self.test[0], slice(1)))))
         fit = one * sample_count(self.test[0]) <= PREPARED_BYTES
         return [self.prepared(take(self.test[0], some)) for some in parts] if fit else []

@@ -1,7 +1,8 @@
 """Dense layers of models that are being evaluated: those of several models in one product, and with products of our own.
 
 Torch multiplies the samples with the layer of one model after another, each time from the beginning.  Side by side the
-layers are one matrix, [models out, in].  And a matrix library is slow where a layer has few outputs (products.py).
+layers are one matrix, [models out, in].  And a matrix library is slow where a layer has few outputs (products.py), as
+torch's cross entropy is where there are few classes.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from undrift.compiler.inductor import only_vmap_is_active
 from undrift.compiler.kernels import enabled
 from undrift.compiler.kernels.gather import LONG
 from undrift.compiler.kernels.products import compiled_products, outputs
+
+FEW_CLASSES = 64  # of which cross entropy is computed class by class, for all samples at once
 
 OWN_PRODUCTS: ContextVar[bool] = ContextVar("own_products", default=False)
 
@@ -43,10 +46,10 @@ def fast_layers(several: bool) -> Iterator[None]:
 
 
 class _Layers(TorchFunctionMode):
-    """Puts `dense` in the place of torch's function, where nothing but the output is asked for."""
+    """Puts `dense` and `_cross_entropy` in the place of torch's functions, where nothing but the output is asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_linear if func is F.linear else func)(*args, **(kwargs or {}))
+        return OURS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -55,6 +58,22 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if usual and only_vmap_is_active():
         return dense(input, weight, bias, OWN_PRODUCTS.get())
     return F.linear(input, weight, bias)
+
+
+def _cross_entropy(input: Tensor, target: Tensor, *args: Any, ignore_index: int = -100, **kwargs: Any) -> Tensor:
+    """The mean cross entropy of scores `[n, classes]` and integers, as its definition says; else torch's own."""
+    usual = input.dim() == 2 and target.dim() == 1 and not target.is_floating_point() and len(input) == len(target)
+    few = usual and input.shape[1] <= FEW_CLASSES and input.dtype in (torch.float32, torch.float64)
+    if not few or args or kwargs.items() - USUAL_LOSS or not OWN_PRODUCTS.get() or not only_vmap_is_active():
+        return F.cross_entropy(input, target, *args, ignore_index=ignore_index, **kwargs)
+    counted = target != ignore_index
+    of_target = input.gather(1, torch.where(counted, target, 0).unsqueeze(1)).squeeze(1)
+    losses = input.T.contiguous().logsumexp(0) - of_target
+    return torch.where(counted, losses, 0).sum() / counted.sum()
+
+
+USUAL_LOSS = {("weight", None), ("reduction", "mean"), ("label_smoothing", 0.0), ("size_average", None), ("reduce", None)}
+OURS: dict[Any, Any] = {F.linear: _linear, F.cross_entropy: _cross_entropy}
 
 
 # Registered plainly: `torch.library.custom_op` takes as long as a small layer itself.
