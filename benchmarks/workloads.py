@@ -27,6 +27,7 @@ class Workload:
         torch.manual_seed(0)
         return {
             "W1": lambda: models.logistic(784, 10),
+            "V1": lambda: models.logistic(784, 10),
             "W2": lambda: models.mlp(784, 200, 10),
             "W5": lambda: models.mlp(784, 200, 10),
             "W3": lambda: models.cnn_pfl(10),
@@ -54,7 +55,14 @@ class Workload:
         return ud.federate((X, Y), self.test(), model=net, loss=F.cross_entropy, clients=ud.IID(self.clients))
 
     def settings(self) -> dict[str, Any]:
-        return {
+        virtual: dict[str, Any] = {}
+        if self.name == "V1":
+            pace = ud.LogNormal(0.1, sigma=0.5)
+            virtual = {
+                "population": ud.Population(pace=pace),
+                "server": ud.Buffer(self.cohort, concurrency=2 * self.cohort),
+            }
+        return virtual | {
             "participation": ud.Uniform(self.cohort),
             "local": ud.Local(steps=self.steps, batch=self.batch, lr=self.lr),
             "evaluate_every": 1 if self.evaluated else 10**9,
@@ -69,5 +77,8 @@ WORKLOADS = (
     Workload("W4", 100, 500, 10, 8, 64),
     Workload("LSTM", 100, 2000, 10, 20, 100),
 )
+
+# In virtual time: a round is a server step, one for every `cohort` answers.
+VIRTUAL = Workload("V1", 1000, 60, 10, 6, 10, method="fedbuff")
 
 DENSE = ("W1", "W2", "W5")  # whose steps are a few matrix products

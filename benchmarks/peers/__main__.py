@@ -20,7 +20,7 @@ from benchmarks.peers import own
 from benchmarks.peers.environments import PEERS
 from benchmarks.peers.measuring import AGAIN, measured
 from benchmarks.tables import show, written
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import VIRTUAL, WORKLOADS
 
 
 def overview(speeds: dict[str, Any], missing: dict[str, dict[str, str]]) -> None:
@@ -49,7 +49,7 @@ def overview(speeds: dict[str, Any], missing: dict[str, dict[str, str]]) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     names = [peer.name for peer in PEERS]
-    parser.add_argument("--only", nargs="*", default=[w.name for w in WORKLOADS])
+    parser.add_argument("--only", nargs="*", default=[w.name for w in (*WORKLOADS, VIRTUAL)])
     parser.add_argument("--peers", nargs="*", choices=names, default=names)
     parser.add_argument("--evaluated", type=int, default=0, help="test samples, after every round of the rows that can")
     parser.add_argument("--turns", type=int, default=5)
@@ -61,7 +61,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.threads])
     speeds: dict[str, Any] = {}
     missing: dict[str, dict[str, str]] = {}
-    for w in WORKLOADS:
+    for w in (*WORKLOADS, VIRTUAL):
         if w.name in asked.only:
             w = replace(w, evaluated=asked.evaluated)
             speeds[w.name], missing[w.name] = measured(w, asked.peers, asked.threads, asked.turns, asked.seconds)

@@ -49,7 +49,7 @@ def model(name: str) -> Net:
             nn.Linear(100, 80),
         ],
     }
-    layers["W5"] = layers["W2"]
+    layers |= {"V1": layers["W1"], "W5": layers["W2"]}
     return Net(*layers[name]())
 
 

@@ -11,14 +11,14 @@ from benchmarks.peers import environments, shared
 from benchmarks.peers.environments import PEERS, Unavailable, one_line
 from benchmarks.peers.rows import Row
 from benchmarks.peers.turns import Work
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import VIRTUAL, WORKLOADS, Workload
 
 
 def small(w: Workload) -> Work:
     return replace(Work(**asdict(w), threads=1), clients=3, samples=4)
 
 
-@pytest.mark.parametrize("w", WORKLOADS, ids=lambda w: w.name)
+@pytest.mark.parametrize("w", [*WORKLOADS, VIRTUAL], ids=lambda w: w.name)
 def test_peers_train_the_same_models_on_the_same_shapes(w: Workload):
     ours, theirs = w.model(), shared.model(w.name)
     pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
@@ -31,7 +31,7 @@ def test_peers_train_the_same_models_on_the_same_shapes(w: Workload):
     assert torch.equal(ours.eval()(mine_X), theirs.eval()(mine_X))
 
 
-@pytest.mark.parametrize("w", WORKLOADS, ids=lambda w: w.name)
+@pytest.mark.parametrize("w", [*WORKLOADS, VIRTUAL], ids=lambda w: w.name)
 def test_an_epoch_is_as_many_steps_as_a_workload_has(w: Workload):
     assert -(-w.samples // w.batch) == w.steps
 

@@ -274,7 +274,10 @@ def test_a_captured_evaluation_has_the_same_bits(monkeypatch: pytest.MonkeyPatch
     for number in range(9):
         x = problem.x0 + (1 + number) * random(problem.x0.numel())
         assert problem.evaluate(x) == other.evaluate(x)
-    assert [found is not None for found in problem.scored.captured.values()] == [True, True]  # 20 samples, and the last 10
+    assert [found is not None for found in problem.scored.captured.values()] == [
+        True,
+        True,
+    ]  # 20 samples, and the last 10
 
 
 def test_an_evaluation_with_statistics_of_batchnorm_layers_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
