@@ -20,13 +20,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from benchmarks.peers.environments import PEERS, Unavailable, one_line, python
+from benchmarks.peers.environments import PEERS, ROOT, Unavailable, one_line, python
 from benchmarks.tables import written
 from undrift.experiments.config.federation import federation
 from undrift.experiments.config.toml import from_dict
 
 COHORT, BATCH, LR = 10, 32, 0.05
-ROWS = ("fedjax", "pfl", "fluke")
+ROWS = ("fedjax", "pfl", "fluke", "FLGo", "Flower")
 FILE, ROUNDS = "UNDRIFT_WHOLE_FILE", "UNDRIFT_WHOLE_ROUNDS"
 
 
@@ -83,7 +83,7 @@ def undrift(rounds: int, seeds: int, folder: Path) -> float:
 def peer(name: str, rounds: int, files: list[Path]) -> float:
     (known,) = (each for each in PEERS if each.name == name)
     command = [str(python(known)), "-m", f"benchmarks.peers.whole_{known.module}"]
-    where = {FILE: os.pathsep.join(map(str, files)), ROUNDS: str(rounds)}
+    where = {FILE: os.pathsep.join(map(str, files)), ROUNDS: str(rounds), "PYTHONPATH": str(ROOT)}
     return timed(command, where)
 
 

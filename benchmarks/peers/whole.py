@@ -30,8 +30,17 @@ def rounds() -> int:
 
 def federations() -> Iterator[Federation]:
     """Of every seed, one after another."""
-    for seed, path in enumerate(os.environ["UNDRIFT_WHOLE_FILE"].split(os.pathsep)):
-        data = np.load(path)
-        mine = [data["index"][a : a + n] for a, n in zip(data["starts"], data["sizes"], strict=True)]
-        X, Y = data["X"], data["Y"]
-        yield Federation(seed, [X[i] for i in mine], [Y[i] for i in mine], data["test_X"], data["test_Y"])
+    for seed in range(len(_files())):
+        yield federation(seed)
+
+
+def federation(seed: int) -> Federation:
+    """Of one seed."""
+    data = np.load(_files()[seed])
+    mine = [data["index"][a : a + n] for a, n in zip(data["starts"], data["sizes"], strict=True)]
+    X, Y = data["X"], data["Y"]
+    return Federation(seed, [X[i] for i in mine], [Y[i] for i in mine], data["test_X"], data["test_Y"])
+
+
+def _files() -> list[str]:
+    return os.environ["UNDRIFT_WHOLE_FILE"].split(os.pathsep)
