@@ -20,6 +20,7 @@ WORKLOADS = {  # in the order of the tables
     "W3": "small CNN",
     "W4": "LeNet",
     "LSTM": "characters",
+    "V1": "virtual time",
 }
 OURS, FLOORS = "undrift", ("plain loop", "bare step", "matrix products")
 NAMES = {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from undrift.core.errors import InvalidInput, setting
 from undrift.experiments.choosing.describe import federation_in_words
@@ -217,6 +216,8 @@ def within_noise(behind: Sequence[float] | np.ndarray) -> bool | None:
     >>> within_noise([0.1, -0.1, 0.05]), within_noise([0.10, 0.11, 0.10]), within_noise([0.1])
     (True, False, None)
     """
+    from scipy.special import stdtrit  # slow to import
+
     n = len(behind)
     if n < 2:
         return None
