@@ -5,18 +5,23 @@ the compiler's tests have passed (TESTED; `make test-torch`).  Torch 2.7 to 2.11
 without a word.
 """
 
+import logging
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+
+log = logging.getLogger("undrift")
 
 TESTED = ("2.12", "2.13", "2.14", "2.15")
 
@@ -25,6 +30,28 @@ MAX_CACHED_CONSTANTS = 2**16
 
 # Operators that are traced as something else, by name: filled by whoever defines such an operator.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {}
+
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def replace_unusable_cache() -> TemporaryDirectory[str] | None:
+    """A directory for compiled programs in place of one that cannot be made: without any, not even vmap can be imported."""
+    asked = os.environ.get(CACHE)
+    try:
+        if asked:
+            os.makedirs(asked, exist_ok=True)
+        return None
+    except OSError as error:
+        found = TemporaryDirectory(prefix="undrift-")
+        os.environ[CACHE] = found.name
+        log.warning(
+            "%s=%s cannot be used (%s): compiled programs are kept for this process alone", CACHE, asked, error.strerror
+        )
+        return found
+
+
+_own_cache = replace_unusable_cache()  # for as long as the process lasts
 
 
 @cache

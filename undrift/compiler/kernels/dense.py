@@ -72,7 +72,13 @@ def _cross_entropy(input: Tensor, target: Tensor, *args: Any, ignore_index: int 
     return torch.where(counted, losses, 0).sum() / counted.sum()
 
 
-USUAL_LOSS = {("weight", None), ("reduction", "mean"), ("label_smoothing", 0.0), ("size_average", None), ("reduce", None)}
+USUAL_LOSS = {
+    ("weight", None),
+    ("reduction", "mean"),
+    ("label_smoothing", 0.0),
+    ("size_average", None),
+    ("reduce", None),
+}
 OURS: dict[Any, Any] = {F.linear: _linear, F.cross_entropy: _cross_entropy}
 
 
