@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from undrift.experiments.config import Experiment
 from undrift.experiments.report.format import format_bytes, format_seconds, plural
 from undrift.experiments.runs.running import Update
+from undrift.metrics.quality import usual_first
 
 EVERY = 5.0  # seconds between plain lines
 
@@ -50,7 +51,7 @@ class _Run:
         return None if self.pace is None else self.pace * (self.news.rounds - self.news.round)
 
     def status(self) -> str:
-        name = next((name for name in ("accuracy", "loss", *self.metrics) if name in self.metrics), "")
+        name = next(iter(usual_first(self.metrics)), "")
         value = self.metrics.get(name)
         shown = "" if value is None else f"{name} {value:.3f}"
         last = " in the last round" if self.news.finished and shown else ""

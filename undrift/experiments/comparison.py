@@ -38,6 +38,7 @@ from undrift.experiments.runs.directory import (
 )
 from undrift.experiments.runs.running import config_of, prepare_directory, run_experiment
 from undrift.local import Local
+from undrift.metrics.quality import usual_first
 from undrift.metrics.theory import find_metric
 from undrift.problems import Problem
 from undrift.problems.model import ModelProblem
@@ -229,7 +230,7 @@ def _first_look(metric: str | None, target: float | None, on_round: OnRound | No
 
     def look(r: Round) -> object:
         if r.metrics:
-            name = metric or next((name for name in ("accuracy", "loss") if name in r.metrics), next(iter(r.metrics)))
+            name = metric or usual_first(r.metrics)[0]
             if name not in r.metrics and find_metric(name) is None:  # some are there after more rounds
                 raise unknown("metric", name, r.metrics)
             check_target(target, name)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ BUILT_IN = {  # whether more is better, of what is recorded unless it is a user'
     **dict.fromkeys(("loss", "mae", "grad_norm", "gap", "distance", "epsilon", "lora_bias"), False),
     **dict.fromkeys(("drift", "momentum_error", "control_error", "dissimilarity", "chi2", "tau_error"), False),
 }
+JUDGED_BY = ("accuracy", "loss")  # where there are such metrics, in this order
 SAID: dict[str, bool] = {}  # the same of users' metrics
 LAST = 100  # rounds that the papers average over, at most
 
@@ -23,6 +24,16 @@ def higher_is_better(metric: str) -> bool | None:
     """
     base = _base(metric)
     return next((known[name] for known in (SAID, BUILT_IN) for name in (metric, base) if name in known), None)
+
+
+def usual_first(metrics: Iterable[str]) -> list[str]:
+    """Metrics by name, those first that runs are judged by if nothing else is said.
+
+    >>> usual_first(["f1", "loss", "auroc", "accuracy"])
+    ['accuracy', 'loss', 'f1', 'auroc']
+    """
+    names = dict.fromkeys(metrics)
+    return [*(name for name in JUDGED_BY if name in names), *(name for name in names if name not in JUDGED_BY)]
 
 
 def say_which_is_better(directions: Mapping[str, bool], again: bool = True) -> None:

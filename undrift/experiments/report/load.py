@@ -25,7 +25,7 @@ from undrift.experiments.runs.directory import (
     runs_below,
 )
 from undrift.experiments.runs.files import read_json
-from undrift.metrics.quality import say_which_is_better
+from undrift.metrics.quality import say_which_is_better, usual_first
 
 VIRTUAL = "virtual_seconds"  # the virtual clock after a round, in metrics.jsonl
 MAX_CLIENTS, MIN_VISITS, MIN_STEPS = 25, 60, 3  # of a timeline
@@ -173,8 +173,7 @@ class Records:
     @cached_property
     def metrics(self) -> list[str]:
         """The names of all recorded metrics, the usual ones first."""
-        names = dict.fromkeys(name for run in self.runs for name in run.metrics)
-        return sorted(names, key=lambda name: {"accuracy": 0, "loss": 1}.get(name, 2))
+        return usual_first(name for run in self.runs for name in run.metrics)
 
 
 def load_runs(paths: Sequence[Path]) -> Records:

@@ -14,7 +14,7 @@ from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation
 from undrift.experiments.runs.directory import REFERENCE, START, RunDirectory, create, metrics_in
 from undrift.experiments.runs.files import Damaged, mark_of_bytes, read_json, write_aside, write_json
-from undrift.metrics.quality import higher_is_better, usual_last
+from undrift.metrics.quality import higher_is_better, usual_first, usual_last
 from undrift.simulation.api import RunConfig
 from undrift.simulation.references import Alone, reference_config, steps_a_round
 
@@ -94,7 +94,7 @@ def _final(run: RunDirectory) -> float:
     lines = [metrics for metrics in map(metrics_in, run.rounds()) if metrics]
     if not lines:
         return -np.inf
-    name = next((each for each in ("accuracy", "r2", "loss") if each in lines[-1]), next(iter(lines[-1])))
+    name = usual_first(lines[-1])[0]
     last = [line.get(name) for line in lines[-usual_last(len(lines)) :]]
     value = float(np.mean([np.nan if each is None else each for each in last]))
     return value if higher_is_better(name) else -value

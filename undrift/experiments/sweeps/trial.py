@@ -12,7 +12,7 @@ from undrift.core.errors import Diverged, Stopped
 from undrift.experiments.config.experiment import Experiment
 from undrift.experiments.config.federation import Federation
 from undrift.experiments.runs.running import config_of
-from undrift.metrics.quality import higher_is_better
+from undrift.metrics.quality import higher_is_better, usual_first
 from undrift.problems.model import ModelProblem
 from undrift.simulation.api import RunConfig, prepare
 from undrift.simulation.batched_runs import Played, Trial, rounds_together, to_the_end
@@ -150,7 +150,7 @@ def judge_trial(
 
 def metric_of(problem: ModelProblem) -> str:
     """What trials are judged by: accuracy where there is one, else loss."""
-    return "accuracy" if "accuracy" in problem.evaluate(problem.x0) else "loss"
+    return usual_first(problem.evaluate(problem.x0))[0]
 
 
 @dataclass(frozen=True)
