@@ -54,12 +54,14 @@ CASES = {
     "lenet": Case(models.lenet, 797_962, IMAGE, 10),
     "lenet-100": Case(lambda: models.lenet(100), 815_332, IMAGE, 100),
     "lenet-grey": Case(lambda: models.lenet(10, channels=1, size=28), 573_578, GREY, 10, GREY_LENET),
+    "lenet-5": Case(lambda: models.lenet(widths=[6, 16, 120, 84]), 62_006, IMAGE, 10),
     "cnn_pfl": Case(models.cnn_pfl, 1_626_442, IMAGE, 10, PFL),
     "vgg11": Case(models.vgg11, 9_750_922, IMAGE, 10),
     "resnet20": Case(models.resnet20, 269_722, IMAGE, 10, RESNET20 + 65 * 10),
     "resnet20-100": Case(lambda: models.resnet20(100), 275_572, IMAGE, 100, RESNET20 + 65 * 100),
     "resnet18": Case(models.resnet18, 11_173_962, IMAGE, 10, RESNET18 + 513 * 10),
     "char_lstm": Case(models.char_lstm, 133_520, (80,), 80, CHAR),
+    "char_lstm-64": Case(lambda: models.char_lstm(hidden=64, layers=1), 24_784, (80,), 80),
     "stackoverflow_lstm": Case(models.stackoverflow_lstm, 4_053_428, (5,), 10_004, WORDS, every_step=True),
 }
 EVERY = pytest.mark.parametrize("name", CASES)
@@ -160,6 +162,12 @@ def test_lenet_says_what_is_too_small() -> None:
     assert models.lenet(size=16)(torch.zeros(1, 3, 16, 16)).shape == (1, 10)
     with pytest.raises(ud.InvalidInput, match="16 x 16, got size=15"):
         models.lenet(size=15)
+
+
+@pytest.mark.parametrize("widths", [(6, 16, 120), (6, 16, 120, 0), (6.0, 16, 120, 84)], ids=str)
+def test_lenet_has_four_widths(widths: Any) -> None:
+    with pytest.raises(ud.InvalidInput, match="four widths, of two convolutions and two dense layers, got"):
+        models.lenet(widths=widths)
 
 
 def test_models_by_name() -> None:
