@@ -31,7 +31,7 @@ from undrift.experiments.recipes.page import (
     render_page,
     write_readme,
 )
-from undrift.experiments.recipes.picture import plot_claims
+from undrift.experiments.recipes.picture import plot_claims, plot_runs
 from undrift.experiments.recipes.recipe import (
     Recipe,
     RecipeRun,
@@ -161,7 +161,10 @@ def reproduce_one(folder: Path, out: Path, jobs: int | None, quick: bool, keep: 
         record_results(folder, recipe, results, measured, seconds)
         recorded = check_current(folder, recipe)
         write_readme(folder, recipe, recorded)
-        picture = plot_claims(recipe, recorded) if report is None else (out / PICTURE).read_bytes()
+        if len(records) > 1:
+            picture = plot_runs(records)
+        else:
+            picture = plot_claims(recipe, recorded) if report is None else (out / PICTURE).read_bytes()
         write_aside(folder / PICTURE, picture)
     if not quiet:
         make_console().print(make_table(COLUMNS, [list(row.values()) for row in rows]))

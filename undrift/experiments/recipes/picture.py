@@ -1,15 +1,52 @@
-"""A picture of recorded claims, for recipes without curves: cells of a table against ours, other claims a row each."""
+"""Pictures of recipes: curves, a panel a run where there are several; without curves, claims, cells of a table against ours."""
 
+import math
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from undrift.experiments.recipes.claims import Claim
 from undrift.experiments.recipes.recipe import Recipe
 from undrift.experiments.recipes.results import RecordedClaim, Results
-from undrift.experiments.report.plots import to_png
+from undrift.experiments.report.curves import mean_curve
+from undrift.experiments.report.load import Records
+from undrift.experiments.report.plots import assign_styles, label_metric, plot_curve, to_png
+from undrift.metrics.quality import usual_first
 
 COLOURS = {"yes": "tab:green", "in the mean": "tab:orange", "no": "tab:red"}
+PANELS_ABREAST = 3
 SMALLEST = 1e-17  # of a logarithmic axis: what is smaller, and zero, is there
+
+
+def plot_runs(runs: Mapping[str, Records]) -> bytes:
+    """A PNG: a panel a run, its methods against rounds; a method has the same colour in all of them."""
+    from matplotlib.figure import Figure  # here, because it is slow to import
+
+    metric = usual_first(name for records in runs.values() for name in records.metrics)[0]
+    methods = {
+        name: [method for method in records.methods if any(metric in run.metrics for run in method.runs)]
+        for name, records in runs.items()
+    }
+    styles = assign_styles(list(dict.fromkeys(method.label for each in methods.values() for method in each)), "fedavg")
+    rows = math.ceil(len(runs) / PANELS_ABREAST)
+    columns = math.ceil(len(runs) / rows)
+    figure = Figure(figsize=(4.1 * columns, 3.2 * rows + 0.8), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    shown: dict[str, Any] = {}
+    for panel, (name, found) in zip(panels, methods.items(), strict=False):
+        for method in found:
+            curve = mean_curve(method, metric)
+            plot_curve(panel, curve.round, curve, styles[method.label], method.label, metric)
+        panel.set(title=name, xlabel="rounds", ylabel=label_metric(metric))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(color="#e3e6ea", linewidth=0.7)
+        shown |= {label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    for panel in panels[len(runs) :]:
+        panel.set_visible(False)
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside lower center", ncols=min(2 * columns, len(shown)), frameon=False
+    )
+    return to_png(figure)
 
 
 def plot_claims(recipe: Recipe, results: Results) -> bytes:

@@ -105,7 +105,7 @@ def plot_curves(s: Summary) -> bytes:
     for panel, axis in zip(panels, axes, strict=True):
         draw_panel(panel, s, curves, axis)
         panel.set_ylabel("")
-    panels[0].set_ylabel(_metric_label(s.metric))
+    panels[0].set_ylabel(label_metric(s.metric))
     lines, labels = panels[0].get_legend_handles_labels()
     columns = min(6, len(labels))
     figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False)
@@ -129,9 +129,9 @@ def draw_panel(panel: Any, s: Summary, curves: Mapping[str, Curve], axis: Axis) 
     units = UNITS[axis.unit]
     size, unit = next((each for each in units if largest >= 2 * each[0]), units[-1])
     for label, curve in curves.items():
-        _plot_curve(panel, axis.values(curve) / size, curve, styles[label], label, s.metric)
+        plot_curve(panel, axis.values(curve) / size, curve, styles[label], label, s.metric)
     panel.set_xlabel(axis.png.format(unit))
-    panel.set_ylabel(_metric_label(s.metric))
+    panel.set_ylabel(label_metric(s.metric))
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color="#e3e6ea", linewidth=0.7)
     panel.set_axisbelow(True)
@@ -144,11 +144,13 @@ def draw_panel(panel: Any, s: Summary, curves: Mapping[str, Curve], axis: Axis) 
         panel.set_yscale("log")
 
 
-def _metric_label(metric: str) -> str:
+def label_metric(metric: str) -> str:
+    """A metric as axes name it."""
     return spell(metric) + (" (%)" if is_share(metric) else "")
 
 
-def _plot_curve(panel: Any, x: np.ndarray, curve: Curve, style: Style, label: str, metric: str) -> None:
+def plot_curve(panel: Any, x: np.ndarray, curve: Curve, style: Style, label: str, metric: str) -> None:
+    """The mean of a curve, shaded from the lowest to the highest seed, into matplotlib axes."""
     scale = 100 if is_share(metric) else 1
     low, mean, high = scale * curve.low, scale * curve.mean, scale * curve.high
     colour, dash = COLOURS[style.colour], tuple(map(float, DASHES[style.dash].split()))
