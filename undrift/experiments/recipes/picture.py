@@ -10,7 +10,7 @@ from undrift.experiments.recipes.recipe import Recipe
 from undrift.experiments.recipes.results import RecordedClaim, Results
 from undrift.experiments.report.curves import mean_curve
 from undrift.experiments.report.load import Records
-from undrift.experiments.report.plots import assign_styles, label_metric, plot_curve, to_png
+from undrift.experiments.report.plots import assign_styles, draw_legend, label_metric, plot_curve, to_png
 from undrift.metrics.quality import usual_first
 
 COLOURS = {"yes": "tab:green", "in the mean": "tab:orange", "no": "tab:red"}
@@ -43,9 +43,7 @@ def plot_runs(runs: Mapping[str, Records]) -> bytes:
         shown |= {label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     for panel in panels[len(runs) :]:
         panel.set_visible(False)
-    figure.legend(
-        shown.values(), shown.keys(), loc="outside lower center", ncols=min(2 * columns, len(shown)), frameon=False
-    )
+    draw_legend(figure, shown)
     return to_png(figure)
 
 
