@@ -44,8 +44,8 @@ LONGEST, LONGEST_NAME = 500, 60  # characters of a message, and of a name in one
 FEW = 12  # names that an error lists although it has a suggestion
 
 
-def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
-    """The error for a name that is not there, with the nearest one that is.
+def unknown(kind: str, got: str, known: Iterable[str], listed_by: str | None = None) -> InvalidInput:
+    """The error for a name that is not there, with the nearest one that is; many are left to the command that lists them.
 
     >>> print(unknown("method", "fedagv", ["fedavg", "fednag"]))
     unknown method 'fedagv'; did you mean 'fedavg'? Known: fedavg, fednag
@@ -54,10 +54,12 @@ def unknown(kind: str, got: str, known: Iterable[str]) -> InvalidInput:
     got = shortened(str(got), LONGEST_NAME)
     near = _nearest(got, known) if len(got) < LONGEST_NAME else None
     hint = f"; did you mean {near!r}?" if near else "."
-    names = f" Known: {', '.join(known)}" if len(known) <= FEW or (not near and len(known) <= 2 * FEW) else ""
+    few = len(known) <= FEW or (not near and not listed_by and len(known) <= 2 * FEW)
+    names = f" Known: {', '.join(known)}" if few else ""
     if not near and not names:
         names = (
-            f" There are {len(known)}, such as {', '.join(known[:: len(known) // 4][:4])}: `undrift list` shows them"
+            f" There are {len(known)}, such as {', '.join(known[:: len(known) // 4][:4])}: "
+            f"`{listed_by or 'undrift list'}` shows them"
         )
     return InvalidInput(f"unknown {kind} {got!r}{hint}{names}")
 

@@ -181,5 +181,5 @@ def find_recipe(name: str, places: Sequence[Path] | None = None) -> Path:
         looked = " and ".join(str(place) for place in places or recipe_folders())
         raise InvalidInput(f"there are no recipes in {looked}: give the path of a recipe's folder")
     if name not in recipes:
-        raise unknown("recipe", name, sorted(recipes))
+        raise unknown("recipe", name, recipes, listed_by="undrift reproduce")
     return recipes[name]
