@@ -3,11 +3,12 @@
 from functools import partial
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import data
 
 from benchmarks.peers import shared
+from benchmarks.peers.flgo_parts import compute_loss as compute_loss
+from benchmarks.peers.flgo_parts import data_to_device as data_to_device
 from benchmarks.peers.turns import work
 
 X, Y = shared.data(work())
@@ -18,15 +19,6 @@ DataLoader = partial(data.DataLoader, shuffle=True)
 
 def get_model() -> shared.Net:
     return shared.model(work().name)
-
-
-def data_to_device(batch: Any, device: Any) -> Any:
-    return batch
-
-
-def compute_loss(model: nn.Module, batch: Any, device: Any) -> dict[str, Tensor]:
-    inputs, targets = batch
-    return {"loss": F.cross_entropy(model(inputs), targets)}
 
 
 def eval(model: nn.Module, loader: Any, device: Any) -> dict[str, float]:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import data
 
 from benchmarks.peers import shared
+from benchmarks.peers.flgo_parts import compute_loss as compute_loss
+from benchmarks.peers.flgo_parts import data_to_device as data_to_device
 from benchmarks.peers.whole import federation
 
 SEED = "UNDRIFT_WHOLE_SEED"
@@ -23,15 +25,6 @@ DataLoader = partial(data.DataLoader, shuffle=True)
 
 def get_model() -> shared.Net:
     return shared.model("W2")
-
-
-def data_to_device(batch: Any, device: Any) -> Any:
-    return batch
-
-
-def compute_loss(model: nn.Module, batch: Any, device: Any) -> dict[str, Tensor]:
-    inputs, targets = batch
-    return {"loss": F.cross_entropy(model(inputs), targets)}
 
 
 def eval(model: nn.Module, loader: Any, device: Any) -> dict[str, float]:
