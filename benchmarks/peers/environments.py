@@ -52,7 +52,7 @@ def python(peer: Peer) -> Path:
     if ready.exists() and ready.read_text() == wanted:
         return interpreter
     print(f"installing {peer.name}: {' '.join(peer.requirements)}", flush=True)
-    subprocess.run([_interpreter_for(peer), "-m", "venv", "--clear", place], check=True)
+    subprocess.run([interpreter_for(peer), "-m", "venv", "--clear", place], check=True)
     pip = (interpreter, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
     done = subprocess.run([*pip, "-c", CONSTRAINTS, *peer.requirements], capture_output=True, text=True)
     if done.returncode:
@@ -62,7 +62,7 @@ def python(peer: Peer) -> Path:
     return interpreter
 
 
-def _interpreter_for(peer: Peer) -> str:
+def interpreter_for(peer: Peer) -> str:
     """A Python that is new enough for a peer: this one, or one on the path."""
     if sys.version_info[:2] >= peer.oldest:
         return sys.executable

@@ -76,3 +76,18 @@ def test_every_peer_has_a_runner_and_a_pinned_version():
         assert (Path(shared.__file__).parent / f"run_{peer.module}.py").exists()
         for requirement in peer.requirements:
             assert re.sub(r"\[.*", "", requirement) in pins
+
+
+def test_a_peer_that_needs_a_later_python_gets_one_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    peer = replace(PEERS[0], oldest=(3, environments.NEWEST_MINOR))
+    monkeypatch.setattr(environments.sys, "version_info", (3, 11))
+    name = f"python3.{environments.NEWEST_MINOR}"
+    for folder, code in (("broken", 1), ("works", 0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'broken'}:{tmp_path / 'works'}:{environments.os.environ['PATH']}")
+    assert environments.interpreter_for(peer) == str(tmp_path / "works" / name)
+    monkeypatch.setenv("PATH", str(tmp_path / "broken"))
+    with pytest.raises(Unavailable, match=rf"needs Python 3\.{environments.NEWEST_MINOR}, and none is on the path"):
+        environments.interpreter_for(peer)

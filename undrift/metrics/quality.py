@@ -11,7 +11,7 @@ BUILT_IN = {  # whether more is better, of what is recorded unless it is a user'
     **dict.fromkeys(("loss", "mae", "grad_norm", "gap", "distance", "epsilon", "lora_bias"), False),
     **dict.fromkeys(("drift", "momentum_error", "control_error", "dissimilarity", "chi2", "tau_error"), False),
 }
-JUDGED_BY = ("accuracy", "loss")  # where there are such metrics, in this order
+JUDGED_BY = ("accuracy", "loss")  # what ranks runs by default: the first that was recorded
 SAID: dict[str, bool] = {}  # the same of users' metrics
 LAST = 100  # rounds that the papers average over, at most
 
@@ -27,7 +27,7 @@ def higher_is_better(metric: str) -> bool | None:
 
 
 def usual_first(metrics: Iterable[str]) -> list[str]:
-    """Metrics by name, those first that runs are judged by if nothing else is said.
+    """Metric names, with those that rank runs by default first.
 
     >>> usual_first(["f1", "loss", "auroc", "accuracy"])
     ['accuracy', 'loss', 'f1', 'auroc']

@@ -10,7 +10,7 @@ from undrift.experiments.recipes.recipe import Recipe
 from undrift.experiments.recipes.results import RecordedClaim, Results
 from undrift.experiments.report.curves import mean_curve
 from undrift.experiments.report.load import Records
-from undrift.experiments.report.plots import assign_styles, draw_legend, label_metric, plot_curve, to_png
+from undrift.experiments.report.plots import assign_styles, draw_frame, draw_legend, label_metric, plot_curve, to_png
 from undrift.metrics.quality import usual_first
 
 COLOURS = {"yes": "tab:green", "in the mean": "tab:orange", "no": "tab:red"}
@@ -38,8 +38,7 @@ def plot_runs(runs: Mapping[str, Records]) -> bytes:
             curve = mean_curve(method, metric)
             plot_curve(panel, curve.round, curve, styles[method.label], method.label, metric)
         panel.set(title=name, xlabel="rounds", ylabel=label_metric(metric))
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid(color="#e3e6ea", linewidth=0.7)
+        draw_frame(panel)
         shown |= {label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     for panel in panels[len(runs) :]:
         panel.set_visible(False)
